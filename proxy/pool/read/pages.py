@@ -64,7 +64,7 @@ class RolloutFilter:
         """
         columns = (groups.c.id, groups.c.queue_index, groups.c.state, groups.c.step, groups.c.reason, groups.c.detail)
         query = (
-            select(*columns, groups.c.agent, tasks.c.name.label("task"), tasks.c.domain)
+            select(*columns, groups.c.agent, groups.c.start_dated_at, tasks.c.name.label("task"), tasks.c.domain)
             .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
             .where(groups.c.run_id == run_id)
             .order_by(groups.c.queue_index)
@@ -141,7 +141,14 @@ def _of_groups(connection: Connection, group_ids: list[int], all_attempts: bool)
         joined &= attempts.c.id == rollouts_table.c.attempt_id
     newest = func.max(attempts.c.id).over(partition_by=rollouts_table.c.id).label("newest")
     query = (
-        select(rollouts_table, attempts.c.id.label("attempt"), attempts.c.agent, attempts.c.closed_at, newest)
+        select(
+            rollouts_table,
+            attempts.c.id.label("attempt"),
+            attempts.c.agent,
+            attempts.c.opened_at,
+            attempts.c.closed_at,
+            newest,
+        )
         .join_from(rollouts_table, attempts, joined, isouter=True)
         .where(rollouts_table.c.group_id.in_(group_ids))
         .order_by(rollouts_table.c.group_id, rollouts_table.c.member, attempts.c.id)
@@ -217,6 +224,9 @@ def _completion(item: Completion, tokens: Any, untrained: Untrained | None) -> C
         untrainable=item.untrainable,
         untrained=untrained,
         misfit=item.misfit,
+        started_at=item.started_at,
+        finished_at=item.finished_at,
+        observed=item.observed,
     )
 
 
@@ -237,6 +247,8 @@ def _record(run: str, group: Row[Any], row: Row[Any], completions: Iterator[Comp
         member=row.member,
         attempt=row.attempt,
         agent=row.agent or group.agent,
+        dated_at=group.start_dated_at or row.opened_at,
+        closed_at=row.closed_at,
         final=final,
         reward=row.reward if final else None,
         reward_parts=row.reward_parts if final else None,

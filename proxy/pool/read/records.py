@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.pool.completions.observed import Observed
 from proxy.pool.completions.records import GivenSpan, VersionSpan
 from proxy.pool.untrained import Untrained
 
@@ -47,6 +48,11 @@ class CompletionRecord:
     """Why it is not trained: that, or what is known of its label, attempt, rollout and group. None: no reason."""
     misfit: str | None
     """How it misses the form that its request prescribed; empty: it does not; None: it was free, or enforced."""
+    started_at: float
+    finished_at: float
+    """Unix time."""
+    observed: Observed | None
+    """What its request showed; None: not known."""
 
     def sampled_places(self) -> list[int]:
         """[S]: the places in `tokens` of the tokens that the model sampled, in the order of `logprobs`."""
@@ -95,6 +101,10 @@ class RolloutRecord:
     attempt: int | None
     """Id of the attempt; None: the rollout was called off before it had one."""
     agent: str | None
+    dated_at: float | None
+    """The unix time that chat templates read for dates; None: there is no attempt."""
+    closed_at: float | None
+    """When the attempt ended, unix time; None: it is open, or there is none."""
     final: bool
     """This attempt gave the rollout its outcome. The others have neither reward nor failure here."""
     reward: float | None
