@@ -45,7 +45,13 @@ RESAMPLES = "needs a run that has solved its tasks: tests/harness/test_resample.
 CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both"
 DASHBOARD = "goes on until it is stopped: tests/proxy/dashboard/test_command.py types it"
 NATIVE = "tests/harness/native/test_run.py runs it before a scripted model, in two kinds of sandboxes"
+TRACES = "needs a recorded run: tests/proxy/test_traces.py, test_spans.py and tests/trainer/test_imported.py type it"
 ELSEWHERE = {
+    "proxy pool export runs/train/pool.db train --format atif --output traces/atif": TRACES,
+    "proxy pool export runs/train/pool.db train --format chat --output traces/chat.jsonl": TRACES,
+    "proxy pool export runs/train/pool.db train --format hf-traces --output traces/hub": TRACES,
+    "proxy pool export runs/train/pool.db train --format otel --endpoint http://127.0.0.1:4318/v1/traces": TRACES,
+    "proxy pool import runs/demonstrations.db teacher traces/atif --model runs/tiny": TRACES,
     "harness agents install native": NATIVE,
     "harness run examples/tasks.jsonl --agent native-threshold -n 4": NATIVE,
     "proxy pool show runs/run-tasks-native-threshold/pool.db 1": NATIVE,

@@ -1,10 +1,11 @@
-"""The commands of `proxy pool`. None of them creates a pool, and only `archive` changes one."""
+"""The commands of `proxy pool`. Only `archive` and `import` change a pool, and only `import` creates one."""
 
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from proxy.commands.traces import export_spans, export_traces, import_demonstrations
 from proxy.pool.audit import audit_lines
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
@@ -17,8 +18,11 @@ from proxy.pool.read import RolloutFilter
 from proxy.pool.retention.archive import archive, drop
 from proxy.pool.retention.horizon import horizon
 from proxy.pool.rollouts.runs import find_run
+from proxy.pool.traces.files import TRACE_FILES
 
 DAMAGED = 1
+SPANS = "otel"
+"""The format that is sent and not written."""
 
 
 def add_commands(pool: argparse.ArgumentParser) -> None:
@@ -38,24 +42,32 @@ def add_commands(pool: argparse.ArgumentParser) -> None:
     balance.set_defaults(run=_account)
     archived = commands.add_parser("archive", help="move the rollouts of old train steps to a file")
     archived.set_defaults(run=_archive)
-    for command in (verify_all, one, run, events, balance, archived):
+    imported = commands.add_parser("import", help="store ATIF documents as demonstrations for `trainer sft`")
+    imported.set_defaults(run=_import)
+    for command in (verify_all, one, run, events, balance, archived, imported):
         command.add_argument("pool", metavar="POOL", help="SQLite file or database URL")
     one.add_argument("attempt", metavar="ATTEMPT", help="number of the attempt")
-    for command in (run, balance, archived):
+    for command in (run, balance, archived, imported):
         command.add_argument("name", metavar="RUN", help="name of the run")
-    formats = [*WRITERS, *BATCH_WRITERS]
-    run.add_argument("--format", choices=formats, default="jsonl", help="(%(default)s) the last two: a training batch")
+    formats = [*WRITERS, *BATCH_WRITERS, *TRACE_FILES, SPANS]
+    run.add_argument(
+        "--format", choices=formats, default="jsonl", help="(%(default)s) slime, verl: a training batch; docs/traces.md"
+    )
     run.add_argument("--step", type=int, metavar="N", help="only the groups that train step N took")
     run.add_argument("--archives", type=Path, metavar="DIR", help="where the archive files are, if they were moved")
-    run.add_argument("--output", type=Path, required=True, metavar="FILE")
+    run.add_argument("--output", type=Path, metavar="FILE", help="atif and hf-traces: a new directory")
+    run.add_argument("--model", type=Path, metavar="DIR", help="whose chat template wrote the prompts, for traces")
+    run.add_argument("--endpoint", metavar="URL", help="for otel: where spans go, such as http://HOST:4318/v1/traces")
+    imported.add_argument("documents", nargs="+", type=Path, metavar="FILE", help="or a directory of documents")
+    imported.add_argument("--model", type=Path, required=True, metavar="DIR", help="the model that will imitate them")
     archived.add_argument("--older-than", type=int, required=True, metavar="STEPS", help="the newest steps that stay")
     archived.add_argument("--to", type=Path, required=True, metavar="DIR", help="directory of the files")
     archived.add_argument("--drop", action="store_true", help="then delete from the pool what the files hold")
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Pool]:
-    pool = open_pool(url, create=False)
+def _opened(url: str, create: bool = False) -> Iterator[Pool]:
+    pool = open_pool(url, create=create)
     try:
         yield pool
     except PoolError as error:
@@ -107,12 +119,26 @@ def _export(arguments: argparse.Namespace) -> int:
         archives=arguments.archives,
     )
     with _opened(arguments.pool) as pool:
-        if kind in WRITERS:
+        if kind in TRACE_FILES:
+            print(export_traces(pool, which, kind, file, arguments.model))
+        elif kind == SPANS:
+            if arguments.endpoint is None:
+                raise UserError("--format otel needs --endpoint, the URL that takes spans")
+            print(export_spans(pool, which, arguments.endpoint, arguments.model))
+        elif file is None:
+            raise UserError(f"--format {kind} needs --output, the file to write")
+        elif kind in WRITERS:
             print(f"{export(pool, which, kind, file)} completions: {file}")
         else:
             batch = write_batch(pool, which, kind, file)
             unusable = f"; {batch.left_out} rollouts have no reward or nothing to train" if batch.left_out else ""
             print(f"{batch.samples} samples of {batch.rollouts} rollouts: {file}{unusable}")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    with _opened(arguments.pool, create=True) as pool:
+        print(import_demonstrations(pool, arguments.name, arguments.documents, arguments.model))
     return 0
 
 

@@ -32,6 +32,7 @@ class UntrainedReason(StrEnum):
     SAMPLING_PARAMETERS = "sampling_parameters", "it was sampled with other parameters than training's; detail: which"
     REPLAYED = "replayed", "a recorded attempt's answer, with which this one begins; detail: the recorded completion"
     TEXT_ONLY = "text_only", "the answer came from a provider that returns text without token ids; detail: how it ended"
+    IMPORTED = "imported", "a demonstration from elsewhere (docs/traces.md), for imitation only; detail: made of what"
     # of a completion, known when a batch is assembled
     LABEL = "label", "completions of this label are not trained (batch.labels); detail: the label"
     LOGPROBS_MISSING = "logprobs_missing", "the engine returned fewer logprobs than tokens"

@@ -51,7 +51,7 @@ def vocabulary(connection: Connection, run_id: int | None, proxy_id: int | None,
     if proxy_id is not None:
         wanted = connection.scalar(select(proxies.c.tokenizer).where(proxies.c.id == proxy_id))
     foreign = 0
-    for directory in [model] if model else _exported(connection, run_id):
+    for directory in [model] if model else exported_weights(connection, run_id):
         tokenizer, own = _loaded(directory)
         if tokenizer is not None and wanted in (None, own):
             return Vocabulary(tokenizer)
@@ -62,7 +62,7 @@ def vocabulary(connection: Connection, run_id: int | None, proxy_id: int | None,
     return Vocabulary(None, f"no tokenizer.json is in {place}; name the model's directory with --model")
 
 
-def _exported(connection: Connection, run_id: int | None) -> Iterable[Path]:
+def exported_weights(connection: Connection, run_id: int | None) -> Iterable[Path]:
     """Return the directories of the newest exported weights, those of the run first."""
     newest = select(policy_versions.c.hf_dir).order_by(policy_versions.c.id.desc()).limit(LOOKED_AT)
     of_run: list[str] = []

@@ -1,0 +1,1 @@
+"""Rollouts in the formats of other tools (docs/traces.md): ATIF (both ways), chat, session traces, spans."""

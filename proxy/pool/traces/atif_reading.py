@@ -1,0 +1,143 @@
+"""Reads ATIF documents: the messages of each, and which of them are demonstrations. Embedded sub-agents come along.
+
+A demonstration is an agent's step that no other document has (`is_copied_context`) and that a model wrote
+(`llm_call_count`). Refused: content that is no text, and results that are in another document only.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.pool.completions.labels import LABELS
+from proxy.pool.errors import UserError
+from proxy.pool.traces.atif_format import OURS, AtifCall, AtifDocument, AtifMetrics, AtifResult, AtifStep, Content
+
+VERSIONS = re.compile(r"ATIF-v1\.\d+")
+ROLES = {"system": "system", "user": "user", "agent": "assistant"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtifTurn:
+    """A message of a document, in the form of chat completions."""
+
+    message: dict[str, Any]
+    place: str
+    """The document and the step, for messages."""
+    demonstration: bool = False
+    metrics: AtifMetrics | None = None
+    """Of the call that wrote it."""
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What our own export has written about the call."""
+        return _ours(self.metrics.extra) if self.metrics is not None else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadTrajectory:
+    """One document."""
+
+    place: str
+    session: str
+    """Documents of one session are of one rollout."""
+    task: str
+    agent: str
+    tools: list[dict[str, Any]]
+    turns: list[AtifTurn]
+    reward: float | None
+    label: str | None
+    """main | subagent | side | compaction, in our own documents; None: it does not say."""
+    tokenizer: str | None
+    """The fingerprint of the tokenizer of its token ids; None: it does not say."""
+
+
+def documents(file: Path) -> Iterator[ReadTrajectory]:
+    """Yield the documents of a .json file, or of the lines of a .jsonl file.
+
+    UserError where one is no ATIF or holds what no chat template can show.
+    """
+    try:
+        if file.suffix == ".jsonl":
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield from _read(line, f"{file}:{number}")
+        else:
+            yield from _read(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); name a readable file") from error
+
+
+def _read(data: bytes, place: str) -> Iterator[ReadTrajectory]:
+    try:
+        document = msgspec.json.decode(data, type=AtifDocument)
+        steps = [msgspec.json.decode(step, type=AtifStep) for step in document.steps]
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"{place} is no ATIF document ({error}); validate it with its writer's own tools") from error
+    if not VERSIONS.fullmatch(document.schema_version):
+        raise UserError(f"{place} is {document.schema_version!r}, and documents of ATIF-v1 are read; convert it first")
+    if [step.step_id for step in steps] != list(range(1, len(steps) + 1)):
+        raise UserError(f"the step_ids of {place} are not 1, 2, 3 ...; ATIF demands that, so steps may be missing")
+    ours = _ours(document.extra)
+    session = document.session_id or document.trajectory_id or place
+    yield ReadTrajectory(
+        place=place,
+        session=session,
+        task=str(ours.get("task") or session),
+        agent=document.agent.name,
+        tools=document.agent.tool_definitions or [],
+        turns=[turn for step in steps for turn in _turns(step, f"{place}, step {step.step_id}")],
+        reward=ours.get("reward"),
+        label=ours["label"] if ours.get("label") in LABELS else None,
+        tokenizer=ours.get("tokenizer"),
+    )
+    for inner in document.subagent_trajectories or ():
+        for read in _read(bytes(inner), f"{place}, a sub-agent of it"):
+            yield replace(read, session=session, task=str(ours.get("task") or session))
+
+
+def _turns(step: AtifStep, place: str) -> Iterator[AtifTurn]:
+    results = step.observation.results if step.observation else []
+    if _ours(step.extra).get("role") != "tool":
+        message: dict[str, Any] = {"role": ROLES[step.source], "content": _text(step.message, place)}
+        if step.reasoning_content:
+            message["reasoning_content"] = step.reasoning_content
+        if step.tool_calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [_call(call) for call in step.tool_calls]
+        written = step.source == "agent" and not step.is_copied_context and step.llm_call_count != 0
+        yield AtifTurn(message=message, place=place, demonstration=written, metrics=step.metrics if written else None)
+    for result in results:
+        yield AtifTurn(message=_result(result, place), place=place)
+
+
+def _call(call: AtifCall) -> dict[str, Any]:
+    written = _ours(call.extra).get("arguments")
+    text = written if isinstance(written, str) else json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": call.tool_call_id, "type": "function", "function": {"name": call.function_name, "arguments": text}}
+
+
+def _result(result: AtifResult, place: str) -> dict[str, Any]:
+    if result.content is None:
+        raise UserError(f"{place} has a result without content; write what the sub-agent returned as its content")
+    id = result.source_call_id or _ours(result.extra).get("call")
+    return {"role": "tool", "content": _text(result.content, place)} | ({"tool_call_id": id} if id else {})
+
+
+def _text(content: Content, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    other = next((part.type for part in content if part.type != "text" or part.text is None), None)
+    if other is not None:
+        raise UserError(f"{place} holds {other}, and only text can be imitated; leave the document out")
+    return "".join(part.text or "" for part in content)
+
+
+def _ours(extra: dict[str, Any] | None) -> dict[str, Any]:
+    own = (extra or {}).get(OURS)
+    return own if isinstance(own, dict) else {}

@@ -1,0 +1,177 @@
+"""The branches of an attempt's prompt tree, as messages. Every recorded answer is the own turn of one branch.
+
+A call whose prompt begins with the whole path of an earlier one continues that one's branch. If another call has
+continued it before, or if the prompt begins otherwise (a sub-agent, a side call, a rewritten history), it begins a
+branch of its own, with the turns before it as copies.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from proxy.pool.read.records import CompletionRecord, RolloutRecord
+
+
+@dataclass(frozen=True)
+class PromptReading:
+    """A prompt, or the end of one, as messages in the form of chat completions."""
+
+    messages: list[dict[str, Any]]
+    """role, content, and of assistants reasoning_content and tool_calls without ids."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools that it offers; None: not known."""
+    raw: bool = False
+    """The template's messages could not be told apart: the one message is the text with all its markers."""
+
+
+class PromptReader(Protocol):
+    """Reads prompts that a model's chat template has rendered (proxy/prompt/conversations)."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a turn."""
+
+    def whole(self, tokens: Sequence[int], dated_at: float | None) -> PromptReading:
+        """Read a whole prompt. `dated_at`: the unix time that the template read."""
+
+    def added(self, tokens: Sequence[int], dated_at: float | None) -> PromptReading:
+        """Read what a prompt adds to a recorded answer, from the end of that turn on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchTurn:
+    """One message of a branch."""
+
+    message: dict[str, Any]
+    """In the form of chat completions."""
+    completion: CompletionRecord | None = None
+    """The call that sampled it; None: it is a message of a prompt."""
+    copied: bool = False
+    """It is context: an own turn of another branch, or a part of the history with which the branch begins."""
+    raw: bool = False
+    """It is text of a prompt that could not be read as messages."""
+
+
+@dataclass(kw_only=True)
+class PromptBranch:
+    """A conversation as the model saw it, up to its last answer."""
+
+    rollout: RolloutRecord
+    number: int
+    """Its place among the branches of its attempt, from 0."""
+    tools: list[dict[str, Any]] | None
+    """None: not known."""
+    forked_from: int | None = None
+    """The branch that has its copied turns as its own; None: it begins by itself."""
+    turns: list[BranchTurn] = field(default_factory=list)
+
+    @property
+    def own(self) -> list[CompletionRecord]:
+        """The calls of this branch, in order."""
+        return [turn.completion for turn in self.turns if turn.completion is not None and not turn.copied]
+
+    @property
+    def label(self) -> str | None:
+        """main | subagent | side | compaction; None: the calls are older than labels."""
+        return self.own[0].label
+
+    @property
+    def name(self) -> str:
+        """A name that no other branch of the pool has."""
+        return f"attempt-{self.rollout.attempt:06}-{self.number}"
+
+
+def branches(rollout: RolloutRecord, reader: PromptReader) -> list[PromptBranch]:
+    """Return the branches of an attempt, in the order in which they began."""
+    found: list[PromptBranch] = []
+    place: dict[int, tuple[PromptBranch, int]] = {}  # completion -> its branch, and the number of turns up to it
+    seen: dict[int, CompletionRecord] = {}
+    for item in rollout.completions:
+        before = _continued(item, seen, reader.ends)
+        if before is None:
+            reading = reader.whole(item.tokens[: item.prompt_length], rollout.dated_at)
+            branch = PromptBranch(rollout=rollout, number=len(found), tools=reading.tools)
+        else:
+            start = _end_of_turn(before, reader.ends)
+            reading = reader.added(item.tokens[start : item.prompt_length], rollout.dated_at)
+            branch, turns = place[before.id]
+            if turns < len(branch.turns):
+                branch = _forked(branch, turns, len(found))
+        if branch.number == len(found):
+            found.append(branch)
+        branch.turns += _context(reading, item, branch.turns, seen)
+        branch.turns.append(BranchTurn(message=item.message, completion=item))
+        place[item.id], seen[item.id] = (branch, len(branch.turns)), item
+    return found
+
+
+def _continued(
+    item: CompletionRecord, seen: dict[int, CompletionRecord], ends: frozenset[int]
+) -> CompletionRecord | None:
+    """Return the newest completion whose whole path the prompt begins with."""
+    shared, before = item.prefix_length, seen.get(item.prefix_of or 0)
+    while before is not None and shared < _end_of_turn(before, ends):
+        shared, before = min(shared, before.prefix_length), seen.get(before.prefix_of or 0)
+    return before
+
+
+def _end_of_turn(item: CompletionRecord, ends: frozenset[int]) -> int:
+    """Return how many tokens of its path lie before the one that ends the turn."""
+    ended = len(item.tokens) > item.prompt_length and item.tokens[-1] in ends
+    return len(item.tokens) - ended
+
+
+def _forked(branch: PromptBranch, turns: int, number: int) -> PromptBranch:
+    copies = [replace(turn, copied=True) for turn in branch.turns[:turns]]
+    return PromptBranch(
+        rollout=branch.rollout, number=number, tools=branch.tools, forked_from=branch.number, turns=copies
+    )
+
+
+def _context(
+    reading: PromptReading, item: CompletionRecord, turns: Sequence[BranchTurn], earlier: Mapping[int, CompletionRecord]
+) -> list[BranchTurn]:
+    """Return what a prompt adds to the turns of a branch. Those up to the last answer among them are copies."""
+    messages: list[dict[str, Any]] = []
+    calls = list(turns[-1].message.get("tool_calls") or ()) if turns else []
+    last = -1
+    for at, message in enumerate(reading.messages):
+        if message["role"] == "assistant":
+            messages += _named(reading.messages[last + 1 : at], _ids(calls))
+            named = _with_ids(message, len(turns) + at, earlier) if message.get("tool_calls") else message
+            messages.append(named)
+            calls, last = list(named.get("tool_calls") or ()), at
+    shown = [each.call for each in item.observed.results if not each.spoken] if item.observed else []
+    newest = reading.messages[last + 1 :]
+    results = sum(message["role"] == "tool" for message in newest)
+    messages += _named(newest, shown if len(shown) == results and all(shown) else _ids(calls))
+    return [BranchTurn(message=message, copied=at <= last, raw=reading.raw) for at, message in enumerate(messages)]
+
+
+def _ids(calls: Sequence[dict[str, Any]]) -> list[str]:
+    return [str(call.get("id") or "") for call in calls]
+
+
+def _named(messages: Sequence[dict[str, Any]], ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return messages whose results have these ids in order; without ids, where there are not as many results."""
+    results = [at for at, message in enumerate(messages) if message["role"] == "tool"]
+    if len(results) != len(ids) or not all(ids):
+        return list(messages)
+    by_place = dict(zip(results, ids, strict=True))
+    return [message | ({"tool_call_id": by_place[at]} if at in by_place else {}) for at, message in enumerate(messages)]
+
+
+def _with_ids(message: dict[str, Any], at: int, earlier: Mapping[int, CompletionRecord]) -> dict[str, Any]:
+    """Return an answer of a history with the ids of the recorded one that calls the same; else with made ones.
+
+    A prompt shows no ids, and the formats that are written need some.
+    """
+    names = [call["function"]["name"] for call in message["tool_calls"]]
+    ids = [f"context-{at}-{number}" for number in range(len(names))]
+    for item in reversed(list(earlier.values())):
+        calls = item.message.get("tool_calls") or ()
+        same_text = (item.message.get("content") or "").strip() == (message.get("content") or "").strip()
+        if same_text and [call["function"]["name"] for call in calls] == names:
+            ids = [own or made for own, made in zip(_ids(calls), ids, strict=True)]
+            break
+    return message | {"tool_calls": [{"id": id} | call for call, id in zip(message["tool_calls"], ids, strict=True)]}

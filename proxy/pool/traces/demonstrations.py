@@ -1,0 +1,172 @@
+"""Stores demonstrations as a run that `trainer sft` imitates: a group for each task, a rollout for each session.
+
+No step trains them: their completions are `imported`.
+"""
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+from sqlalchemy import select
+
+from proxy.pool.completions.records import GivenSpan, NewCompletion, int_bytes
+from proxy.pool.completions.store import to_row
+from proxy.pool.database import Pool, insert_row, retried
+from proxy.pool.errors import UserError
+from proxy.pool.processes.owners import this_process
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import completions, proxies, runs
+from proxy.pool.traces.atif_reading import ReadTrajectory, documents
+from proxy.pool.untrained import Untrained, UntrainedReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """One answer to imitate, with its whole prompt. Token arrays are array('i'), logprobs array('f')."""
+
+    prompt: "array[int]"
+    answer: "array[int]"
+    logprobs: "array[float]"
+    """Of the tokens that are not given; empty where they are not known."""
+    given: tuple[GivenSpan, ...] = ()
+    reply: dict[str, Any]
+    label: str | None
+    finish_reason: str
+    made_of: str
+    """ids: the document's token ids; rendered: its text, by the model's chat template."""
+
+
+@dataclass
+class ImportCounts:
+    """What was imported."""
+
+    documents: int = 0
+    rollouts: int = 0
+    groups: int = 0
+    by_origin: dict[str, int] = field(default_factory=dict)
+    """Completions by what they were made of."""
+
+
+Make = Callable[[ReadTrajectory], Iterable[Demonstration]]
+
+
+def import_atif(pool: Pool, name: str, paths: Sequence[Path], make: Make, tokenizer: str | None) -> ImportCounts:
+    """Store the demonstrations of ATIF documents as the new run `name`.
+
+    `tokenizer`: the fingerprint of the one whose ids `make` returns. Everything is read before anything is stored, so a
+    document that is refused leaves no run; it is read a second time to store it, a session at a time. UserError when
+    the pool has the run, when a document is refused, or when none demonstrates anything.
+    """
+    counts = ImportCounts()
+    _demand_new(pool, name)
+    sessions: dict[str, dict[str, set[Path]]] = {}  # task -> session -> the files in which its documents are
+    for path in paths:
+        for file in _files(path):
+            for read in documents(file):
+                made = list(make(read))
+                counts.documents += 1
+                for item in made:
+                    counts.by_origin[item.made_of] = counts.by_origin.get(item.made_of, 0) + 1
+                if made:
+                    sessions.setdefault(read.task, {}).setdefault(read.session, set()).add(file)
+    if not sessions:
+        raise UserError(f"the {counts.documents} documents have no agent's step that is not a copy; name others")
+    run = open_run(pool, name, "collect", {})
+    proxy_id = _recorder(pool, tokenizer)
+    for task, of_task in sessions.items():
+        members = open_group(pool, run.id, {"id": task, "instruction": "", "domain": "imported"}, len(of_task))
+        counts.groups += 1
+        for member, (session, files) in zip(members, of_task.items(), strict=True):
+            read_again = [read for file in sorted(files) for read in documents(file) if read.session == session]
+            _store(pool, member.rollout_id, read_again, make, proxy_id)
+            counts.rollouts += 1
+    return counts
+
+
+def _demand_new(pool: Pool, name: str) -> None:
+    with pool.read() as connection:
+        if connection.scalar(select(runs.c.id).where(runs.c.name == name)) is not None:
+            raise UserError(f"the pool {pool.name} has a run {name!r} already; choose another name")
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(each for each in path.rglob("*.json*") if each.is_file())
+    if not files:
+        raise UserError(f"the directory {path} holds no .json or .jsonl file; name ATIF documents")
+    return files
+
+
+def _store(pool: Pool, rollout_id: int, read: Sequence[ReadTrajectory], make: Make, proxy_id: int) -> None:
+    """Store the documents of a session as an attempt that has ended."""
+    attempt, _ = open_attempt(pool, rollout_id, read[0].agent)
+    ordinal = 0
+    for trajectory in read:
+        before: tuple[int, array[int]] | None = None
+        for item in make(trajectory):
+            before = _add(pool, attempt.id, ordinal, item, before, proxy_id)
+            ordinal += 1
+    close_attempt(pool, attempt.id, Ending())
+    reward = next((each.reward for each in read if each.reward is not None), None)
+    finish_rollout(pool, rollout_id, Outcome(attempt_id=attempt.id, reward=reward))
+
+
+@retried
+def _add(
+    pool: Pool,
+    attempt_id: int,
+    ordinal: int,
+    item: Demonstration,
+    before: "tuple[int, array[int]] | None",
+    proxy_id: int,
+) -> "tuple[int, array[int]]":
+    """Store a completion, without what its prompt shares with the path `before`; return its id and path."""
+    shared = 0 if before is None else _shared(before[1], item.prompt)
+    path = item.prompt + item.answer
+    new = NewCompletion(
+        attempt_id=attempt_id,
+        prefix_of=before[0] if before is not None and shared else None,
+        prefix_length=shared,
+        follows=before[0] if before is not None else None,
+        prompt_tail=item.prompt[shared:],
+        sampled=item.answer,
+        given=item.given,
+        logprobs=item.logprobs,
+        versions=(),
+        finish_reason=item.finish_reason,
+        untrainable=Untrained(UntrainedReason.IMPORTED, item.made_of),
+        reply=item.reply,
+        path_crc=crc32(int_bytes(path)),
+        started_at=(now := time.time()),
+        finished_at=now,
+    )
+    place = {"ordinal": ordinal, "proxy_id": proxy_id, "label": item.label}
+    with pool.write() as connection:
+        id = insert_row(connection, completions, to_row(new) | place)
+    return id, path
+
+
+def _shared(path: "array[int]", prompt: "array[int]") -> int:
+    """Return how many leading ids are equal."""
+    low, high = 0, min(len(path), len(prompt))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if path[low:middle] == prompt[low:middle] else (low, middle - 1)
+    return low
+
+
+@retried
+def _recorder(pool: Pool, tokenizer: str | None) -> int:
+    """Return the id of a recorder of these ids that has ended, so that trainers can compare its tokenizer."""
+    now = time.time()
+    values = {"owner": msgspec.to_builtins(this_process()), "seen_at": now, "ended_at": now}
+    with pool.write() as connection:
+        return insert_row(connection, proxies, values | {"confirmed": 0, "on_the_way": [], "tokenizer": tokenizer})

@@ -1,0 +1,1 @@
+"""Between prompts and messages, by the model's chat template: reads recorded prompts, renders demonstrations."""

@@ -1,0 +1,128 @@
+"""Makes completions of the demonstrations of a trajectory: of its token ids where they are this model's, else rendered.
+
+Rendered text is what the model would have read and had to write: the prompt by its chat template, and the answer as the
+template shows it. The template's own choices hold, such as leaving out old reasoning.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.pool.errors import UserError
+from proxy.pool.traces.atif_reading import AtifTurn, ReadTrajectory
+from proxy.pool.traces.demonstrations import Demonstration
+from proxy.prompt.template import ChatTemplate, TemplateError
+
+RENDERED, RECORDED = "rendered", "ids"
+
+
+class DemonstrationMaker:
+    """Makes demonstrations for one model. `tokenizer`: the fingerprint of its ids."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: str | None):
+        self._template, self._tokenizer = template, tokenizer
+
+    def made(self, trajectory: ReadTrajectory) -> Iterator[Demonstration]:
+        """Yield the demonstrations in order. UserError where the template cannot show one."""
+        for at, turn in enumerate(trajectory.turns):
+            if turn.demonstration:
+                recorded = self._recorded(turn, trajectory)
+                yield recorded or self._rendered(trajectory, at)
+
+    def _recorded(self, turn: AtifTurn, trajectory: ReadTrajectory) -> Demonstration | None:
+        """Return the step with its token ids; None where it has none, or where they are another tokenizer's."""
+        metrics, tokenizer = turn.metrics, trajectory.tokenizer
+        if metrics is None or not metrics.prompt_token_ids or not metrics.completion_token_ids:
+            return None
+        answer = metrics.completion_token_ids
+        largest = self._template.tokenizer.get_vocab_size()
+        if not all(0 <= id < largest for id in (*metrics.prompt_token_ids, *answer)):
+            return None
+        if tokenizer != self._tokenizer if tokenizer else not self._spells(answer, turn.message):
+            return None
+        own = turn.own
+        given = tuple((int(start), int(end)) for start, end in own.get("given") or ())
+        logprobs = metrics.logprobs or [each for each in own.get("logprobs") or () if each is not None]
+        whole = len(logprobs) == len(answer) - sum(end - start for start, end in given)
+        return Demonstration(
+            prompt=array("i", metrics.prompt_token_ids),
+            answer=array("i", answer),
+            logprobs=array("f", logprobs if whole else ()),
+            given=given,
+            reply=turn.message,
+            label=trajectory.label,
+            finish_reason=str(own.get("finish_reason") or _finish_reason(turn.message)),
+            made_of=RECORDED,
+        )
+
+    def _spells(self, answer: Sequence[int], message: dict[str, Any]) -> bool:
+        """Whether these ids are the words of a message."""
+        text = self._template.decode(answer)
+        words = [message.get("content") or "", *(each["function"]["name"] for each in message.get("tool_calls") or ())]
+        return all(word.strip() in text for word in words)
+
+    def _rendered(self, trajectory: ReadTrajectory, at: int) -> Demonstration:
+        turn = trajectory.turns[at]
+        before = [_for_template(each.message) for each in trajectory.turns[:at]]
+        prompt = self._render(before, trajectory.tools, turn.place)
+        answer = self._answer(prompt, before, turn, trajectory.tools)
+        return Demonstration(
+            prompt=array("i", self._template.encode(prompt)),
+            answer=array("i", self._template.encode(answer)),
+            logprobs=array("f"),
+            reply=turn.message,
+            label=trajectory.label,
+            finish_reason=_finish_reason(turn.message),
+            made_of=RENDERED,
+        )
+
+    def _answer(self, prompt: str, before: list[dict[str, Any]], turn: AtifTurn, tools: list[dict[str, Any]]) -> str:
+        """Return the text that the model has to write behind the prompt, up to the end of the turn."""
+        message = _for_template(turn.message)
+        thought, content = message.get("reasoning_content") or "", message.get("content") or ""
+        ways = [message]
+        if thought and not self._template.takes_reasoning:
+            begin, end = self._template.form.think
+            rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+            ways = [rest | {"content": f"{begin}\n{thought}\n{end}\n\n{content}"}]
+        for way in ways:
+            whole = self._render([*before, way], tools, turn.place, add_generation_prompt=False)
+            if not whole.startswith(prompt):
+                continue
+            ends = [found.end() for found in self._template.any_end.finditer(whole, len(prompt))]
+            answer = whole[len(prompt) : ends[-1] if ends else len(whole)]
+            names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+            if all(words.strip() in answer for words in (thought, content, *names)):
+                return answer
+        raise UserError(
+            f"{turn.place}: the chat template of {self._template.directory} does not show this answer as one to its "
+            "prompt; leave the document out, or import it for a model whose template does"
+        )
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], place: str, **options: Any) -> str:
+        try:
+            return self._template.render(messages, tools, **options)
+        except TemplateError as error:
+            raise UserError(f"{place}: {error}; leave the document out") from error
+
+
+def _finish_reason(message: dict[str, Any]) -> str:
+    return "tool_calls" if message.get("tool_calls") else "stop"
+
+
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as templates take it: content is text, arguments are objects where they are JSON objects."""
+    shown = message | {"content": message.get("content") or ""}
+    if not message.get("tool_calls"):
+        return shown
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        try:
+            arguments: Any = msgspec.json.decode(function["arguments"], type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            arguments = function["arguments"]
+        calls.append(call | {"function": function | {"arguments": arguments}})
+    return shown | {"tool_calls": calls}

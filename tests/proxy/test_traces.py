@@ -1,0 +1,265 @@
+"""Rollouts as ATIF, chat messages and session traces: validated by the formats' own tools, and read back."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.commands.main import main
+from proxy.pool.completions.store import of_attempt, paths
+from proxy.pool.database import Pool
+from proxy.pool.read import RolloutFilter, rollouts
+from proxy.pool.read.records import RolloutRecord
+from proxy.prompt.template import ChatTemplate
+from tests.conftest import need
+from tests.proxy.conftest import SHELL, Serve
+from tests.proxy.sdks import environments
+from tests.proxy.traced import READ, Traced, traced
+
+Document = dict[str, Any]
+
+
+def exported(pool: Pool, kind: str, target: Path, model: Path, run: str = "r", status: int = 0) -> Path:
+    words = ["pool", "export", pool.url, run, "--format", kind, "--output", str(target), "--model", str(model)]
+    assert main(words) == status
+    return target
+
+
+def chat_lines(pool: Pool, target: Path, model: Path, run: str = "r") -> list[Document]:
+    return [json.loads(line) for line in exported(pool, "chat", target, model, run).read_text().splitlines()]
+
+
+def atif_documents(pool: Pool, target: Path, model: Path) -> list[Document]:
+    """The documents of a run, each validated by the package that implements the format."""
+    need("atif", find_spec("atif") is not None)
+    from atif import Trajectory
+
+    files = sorted(exported(pool, "atif", target, model).iterdir())
+    read = [json.loads(file.read_text()) for file in files]
+    assert [Trajectory.model_validate(each).schema_version for each in read] == ["ATIF-v1.8"] * len(read)
+    return read
+
+
+def steps_of(documents: list[Document]) -> list[Document]:
+    """The steps that a model wrote here, of all documents."""
+    steps = [step for each in documents for step in each["steps"]]
+    return [step for step in steps if step["source"] == "agent" and not step.get("is_copied_context")]
+
+
+def imported(pool: Pool, run: str, source: Path, model: Path, status: int = 0) -> None:
+    assert main(["pool", "import", pool.url, run, str(source), "--model", str(model)]) == status
+
+
+def plain(messages: list[Document]) -> list[Document]:
+    """Messages without what chat clients add: empty fields and the place of a call in its answer."""
+    return [{key: value for key, value in each.items() if value is not None and key != "refusal"} for each in messages]
+
+
+async def test_each_answer_is_in_one_document_with_its_tokens(serve: Serve, tiny_model: Path, tmp_path: Path) -> None:
+    recorded = await traced(serve)
+    documents = atif_documents(recorded.pool, tmp_path / "atif", tiny_model)
+    whole = paths(stored := of_attempt(recorded.pool, recorded.attempt))
+    own = {step["extra"]["blackforge"]["completion"]: step["metrics"] for step in steps_of(documents)}
+    assert len(steps_of(documents)) == len(own) == len(stored) == 6
+    for item in stored:
+        ids = own[item.id]["prompt_token_ids"] + own[item.id]["completion_token_ids"]
+        assert ids == whole[item.id].tolist() and own[item.id]["logprobs"] == item.logprobs.tolist()
+        assert own[item.id]["prompt_tokens"] == item.prompt_length
+    labels = [each["extra"]["blackforge"]["label"] for each in documents]
+    assert labels == ["main", "side", "subagent", "main", "main"]
+    assert [each["agent"].get("tool_definitions") for each in documents] == [[SHELL], None, [READ], [SHELL], [SHELL]]
+    assert {(each["session_id"], each["extra"]["blackforge"]["reward"]) for each in documents} == {
+        (f"r-attempt-{recorded.attempt:06}", 1.0)
+    }
+
+
+async def test_the_messages_are_those_of_the_agent(
+    serve: Serve, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The history of the third call lacks the first one's reasoning, because the template drops it there."""
+    recorded = await traced(serve)
+    first, side, sub, last, other = chat_lines(recorded.pool, tmp_path / "chat.jsonl", tiny_model)
+    assert capsys.readouterr().out == f"5 branches of 1 rollouts: {tmp_path}/chat.jsonl\n"
+    seen = plain(recorded.messages)
+    assert plain(first["messages"]) == seen[:-1] and first["blackforge"]["copied"] == []
+    assert last["messages"][2].pop("reasoning_content", None) is None and seen[2].pop("reasoning_content")
+    assert plain(last["messages"])[:-1] == seen and last["blackforge"]["copied"] == [0, 1, 2, 3, 4]
+    assert other["messages"][-2] == {"role": "user", "content": "Or not?"}
+    assert json.loads(first["tools"]) == [SHELL] and "tools" not in side and json.loads(sub["tools"]) == [READ]
+    assert [each["role"] for each in sub["messages"]] == ["system", "user", "assistant"]
+
+
+async def test_a_second_answer_to_a_prompt_is_a_branch_with_copies(
+    serve: Serve, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The turns before it are the first branch's own, with their reasoning: its prompt begins with their path."""
+    recorded = await traced(serve, again=True)
+    *_, fork = documents = atif_documents(recorded.pool, tmp_path / "atif", tiny_model)
+    assert fork["extra"]["blackforge"]["forked_from"] == 0
+    assert [step.get("is_copied_context", False) for step in fork["steps"]] == [True, True, True, False]
+    assert fork["steps"][2]["reasoning_content"] == "I look first." and "metrics" not in fork["steps"][2]
+    assert len(steps_of(documents)) == len(of_attempt(recorded.pool, recorded.attempt)) == 7
+
+
+async def test_session_traces_have_the_hubs_fields(serve: Serve, tiny_model: Path, tmp_path: Path) -> None:
+    """The Hub has no validator; this is its page on the Session Trace Simple Format as code."""
+    recorded = await traced(serve)
+    files = sorted(exported(recorded.pool, "hf-traces", tmp_path / "traces", tiny_model).iterdir())
+    assert len(files) == 5
+    for file in files:
+        header, *lines = map(json.loads, file.read_text().splitlines())
+        assert (header["type"], header["harness"], header["id"]) == ("session", "blackforge", file.stem)
+        calls: set[str] = set()
+        for message in (line["message"] for line in lines if line["type"] == "message"):
+            assert message["role"] in ("user", "assistant", "system", "tool") and isinstance(message["content"], str)
+            known = {"role", "content", "reasoningContent", "toolCalls", "toolCallId", "timestamp", "model"}
+            assert message.keys() <= known and type(message.get("timestamp", 0)) is int
+            calls |= {call["id"] for call in message.get("toolCalls", ()) if json.loads(call["function"]["arguments"])}
+            assert message.get("toolCallId") is None or message["toolCallId"] in calls
+    assert "I look first." in files[0].read_text()
+
+
+async def test_atif_comes_back_with_the_same_tokens_and_messages(
+    serve: Serve, tiny_model: Path, tmp_path: Path
+) -> None:
+    recorded = await traced(serve)
+    before = chat_lines(recorded.pool, tmp_path / "before.jsonl", tiny_model)
+    atif_documents(recorded.pool, tmp_path / "atif", tiny_model)
+    imported(recorded.pool, "again", tmp_path / "atif", tiny_model)
+    after = chat_lines(recorded.pool, tmp_path / "after.jsonl", tiny_model, "again")
+    assert [(one["messages"], one.get("tools")) for one in after] == [
+        (one["messages"], one.get("tools")) for one in before
+    ]
+    assert [each["blackforge"]["label"] for each in after] == [each["blackforge"]["label"] for each in before]
+    [old], [new] = both = [list(rollouts(recorded.pool, RolloutFilter(run=run))) for run in ("r", "again")]
+    assert both and tokens(old) == tokens(new) and new.reward == old.reward == 1.0 and new.task == old.task
+    assert {str(item.untrained) for item in new.completions} == {"imported: ids"}
+    assert main(["pool", "verify", recorded.pool.url]) == 0
+
+
+async def test_text_alone_is_rendered_as_the_model_would_have_read_and_written_it(
+    serve: Serve, tiny_model: Path, template: ChatTemplate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = await traced(serve)
+    documents = atif_documents(recorded.pool, tmp_path / "atif", tiny_model)
+    for step in steps_of(documents):
+        del step["metrics"]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    capsys.readouterr()
+    imported(recorded.pool, "text", tmp_path / "text.jsonl", tiny_model)
+    said = "5 documents: 1 groups with 1 rollouts; 0 answers of recorded token ids, 6 rendered by the chat template of"
+    assert capsys.readouterr().out == f"{said} {tiny_model}\n"
+    [old], [new] = [list(rollouts(recorded.pool, RolloutFilter(run=run))) for run in ("r", "text")]
+    assert sorted(template.decode(path) for path in tokens(new)) == sorted(
+        template.decode(path) for path in tokens(old)
+    )
+    assert {str(item.untrained) for item in new.completions} == {"imported: rendered"}
+    assert all(item.message["role"] == "assistant" and not item.logprobs for item in new.completions)
+
+
+def tokens(rollout: RolloutRecord) -> list[list[int]]:
+    return sorted(item.tokens.tolist() for item in rollout.completions)
+
+
+STEPS: list[Document] = [
+    {"step_id": 1, "source": "user", "message": "Look around."},
+    {"step_id": 2, "source": "agent", "message": "there is a.txt"},
+]
+WORDS: list[int] = [1, 2, 3]
+
+
+def document(**changes: Any) -> Document:
+    agent = {"name": "other", "version": "2", "model_name": "teacher"}
+    return {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent, "steps": STEPS} | changes
+
+
+def with_answer(**changes: Any) -> Document:
+    return document(steps=[STEPS[0], STEPS[1] | changes])
+
+
+IMAGE = [{"type": "image", "source": {"media_type": "image/png", "path": "a.png"}}]
+CALL = [{"tool_call_id": "c", "function_name": "ask", "arguments": {}}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("{", "is no ATIF document"),
+        (document(schema_version="ATIF-v2.0"), "is 'ATIF-v2.0', and documents of ATIF-v1 are read"),
+        (document(steps=STEPS[1:]), "the step_ids of"),
+        (document(steps=STEPS[:1]), "the 1 documents have no agent's step that is not a copy"),
+        (with_answer(is_copied_context=True), "have no agent's step that is not a copy"),
+        (with_answer(llm_call_count=0), "have no agent's step that is not a copy"),
+        (with_answer(message=IMAGE), "step 2 holds image, and only text can be imitated"),
+        (with_answer(tool_calls=CALL, observation={"results": [{"source_call_id": "c"}]}), "a result without content"),
+    ],
+)
+def test_what_cannot_be_imitated_is_refused_in_one_sentence(
+    wrong: Any, said: str, pool: Pool, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "wrong.json"
+    file.write_text(wrong if isinstance(wrong, str) else json.dumps(wrong))
+    imported(pool, "d", file, tiny_model, status=2)
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert main(["pool", "account", pool.url, "d"]) == 2  # it left no run
+
+
+@pytest.mark.parametrize("ids", [{"prompt_token_ids": WORDS, "completion_token_ids": WORDS}, {}])
+def test_ids_of_another_tokenizer_are_not_taken_for_this_models(
+    ids: dict[str, list[int]], pool: Pool, tiny_model: Path, template: ChatTemplate, tmp_path: Path
+) -> None:
+    """They do not spell the message, so its text is rendered; a sub-agent's document inside is a demonstration too."""
+    inner = document(trajectory_id="inner", session_id=None)
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(with_answer(metrics=ids) | {"subagent_trajectories": [inner]}))
+    imported(pool, "d", file, tiny_model)
+    [rollout] = rollouts(pool, RolloutFilter(run="d"))
+    prompt, answer = "<|im_start|>user\nLook around.<|im_end|>\n<|im_start|>assistant\n", "there is a.txt<|im_end|>"
+    assert [template.decode(item.tokens) for item in rollout.completions] == [prompt + answer] * 2
+    assert (rollout.reward, rollout.agent, rollout.task) == (None, "other", "s")
+
+
+async def test_a_directory_with_files_and_a_model_of_another_tokenizer_are_refused(
+    serve: Serve, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = await traced(serve)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.json").touch()
+    exported(recorded.pool, "atif", tmp_path / "full", tiny_model, status=2)
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        text = (tiny_model / name).read_text()
+        (other / name).write_text(text.replace('"<think>"', '"<thunk>"'))
+    exported(recorded.pool, "chat", tmp_path / "c.jsonl", other, status=2)
+    assert main(["pool", "export", recorded.pool.url, "r", "--format", "chat", "--output", "c"]) == 2
+    assert main(["pool", "export", recorded.pool.url, "r", "--format", "atif"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    said = ("is not empty", "was recorded with the tokenizer", "name the directory of the proxy's", "needs --output")
+    assert len(errors) == len(said) and all(words in line for words, line in zip(said, errors, strict=True))
+
+
+LOAD = """
+import json, sys
+from datasets import load_dataset
+rows = load_dataset("json", data_files=sys.argv[1], split="train", cache_dir=sys.argv[2])
+print(json.dumps([[m["role"] for m in row["messages"]] for row in rows]), type(rows[0]["tools"]).__name__)
+"""
+
+
+@pytest.mark.long
+async def test_the_datasets_library_loads_chat_lines(serve: Serve, tiny_model: Path, tmp_path: Path) -> None:
+    recorded: Traced = await traced(serve)
+    file = exported(recorded.pool, "chat", tmp_path / "chat.jsonl", tiny_model)
+    beside = {"PYTHONPATH": str(environments.packages_beside_ours("datasets")), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-c", LOAD, str(file), str(tmp_path / "cache")]
+    done = subprocess.run(words, env=os.environ | beside, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    roles, kind = done.stdout.rsplit(" ", 1)
+    assert json.loads(roles)[0] == ["system", "user", "assistant", "tool", "assistant"] and kind == "str\n"
