@@ -233,7 +233,8 @@ _CONSTANT = re.compile(
 
 
 _PRODUCES = re.compile(
-    r"([\w./-]+\.\w{1,5})`?(?: \S+){0,12}? (?:(?:must|should|shall|has to|needs to|to)\b(?: \S+){0,8}? (?:write|save"
+    r"(?<![\w./-])([\w./-]{1,80}\.\w{1,5})(?![\w.])`?(?: \S+){0,12}? (?:(?:must|should|shall|has to|needs to"
+    r"|to)\b(?: \S+){0,8}? (?:write|save"
     r"|produce|generate"
     r"|create|print to|output|store)|writes|saves|produces|generates|creates|prints to|outputs|stores)\b"
     r"[^.;\n]{0,40}?`?([\w./-]*[\w-]\.(?:csv|tsv|json|jsonl|txt|md|html|xml|ya?ml|svg|log|dat|out|ndjson))\b"

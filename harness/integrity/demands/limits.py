@@ -7,7 +7,8 @@ from harness.integrity.finding import Finding, Severity
 from harness.integrity.scene import CODE, TEST_FILE, Scene, WrittenText
 
 _SIZE = re.compile(
-    r"([\w./-]+\.\w+)[^\n]{0,80}\b(?:at most|under|below|less than|fewer than|no more than|max\w*|up to|not exceed"
+    r"(?<![\w./-])([\w./-]{1,80}\.\w{1,8})(?![\w.])[^\n]{0,80}\b(?:at most|under|below|less than|fewer than"
+    r"|no more than|max\w*|up to|not exceed"
     r"|within|<=?)"
     r"\s*\d[\d ,_.]*\s*(?:bytes?|characters?|chars?|lines?|[kKM]i?B|B\b|tokens?|SLOC|LOC)\b",
 )
@@ -195,7 +196,7 @@ def off_limits_read(scene: Scene) -> Iterator[Finding]:
         return
     forbidden = "\n".join(limits)
     closed = "\n".join(line for line in limits if not re.search(r"\bthrough the\b", line))
-    named = set(re.findall(r"(?:[\w.-]+/)+[\w.-]*|[\w-]+\.\w{2,5}\b", closed))
+    named = set(re.findall(r"(?<![\w./-])(?:[\w.-]{1,60}/){1,8}[\w.-]*|(?<![\w-])[\w-]{1,60}\.\w{2,5}\b", closed))
     general = re.search(r"\b(?:files?|folder|director\w*|source\w*|database|container|server)\b", forbidden)
     for action in scene.actions:
         for command in action.commands:

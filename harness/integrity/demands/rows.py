@@ -51,7 +51,7 @@ _EVALUATION = re.compile(
     r"|scoring|measur\w+)(?: only)?\b|\bheld?[- ]?out\b|\bunseen\b|\bmust not (?:flow|enter|be used|influence)",
     re.IGNORECASE,
 )
-_DATA_NAME = re.compile(r"[\w./-]+\.(?:csv|tsv|jsonl?|parquet|npy|npz|txt|pkl|feather)\b")
+_DATA_NAME = re.compile(r"(?<![\w./-])[\w./-]{1,80}\.(?:csv|tsv|jsonl?|parquet|npy|npz|txt|pkl|feather)\b")
 _JOINS = re.compile(
     r"\b(?:concat\w*|vstack|hstack|row_stack|append|extend|merge|union|chain|r_\[|c_\[|cat|add)\b|\+=|\s\+\s"
     r"|\bfor \w+ in\b"

@@ -17,7 +17,7 @@ _SYSTEM = re.compile(
     r"^/(?:usr|etc|proc|sys|dev|bin|lib|sbin|nix|run/systemd|opt/(?:conda|venv))(?:/|$)|node_modules|site-packages"
     r"|/\.(?:venv|cargo|rustup)"
 )
-_TELLING = re.compile(r"(?<![\w.])[\w+-]*\d[\w.+-]{2,}(?![\w.])")
+_TELLING = re.compile(r"(?<![\w.+-])[\w+-]{0,40}\d[\w.+-]{2,80}(?![\w.])")
 _FETCHES = re.compile(
     r"\bgit (?:-\S+ \S+ )?(?:fetch|pull|clone|ls-remote|remote (?:add|update)|show-ref|log\b[^\n;|&]*(?:\.\.|origin/"
     r"|--all))"
