@@ -116,6 +116,20 @@ def test_the_mix_of_a_batch_is_its_groups_and_trained_tokens_by_domain() -> None
     assert sum(metrics["tokens_by_domain"].values()) == metrics["trained_tokens"]
 
 
+def test_each_agent_of_a_batch_has_its_share_and_its_rewards_and_lengths() -> None:
+    alike = replace(group(rollout(6, 1.0), rollout(7, 1.0)), agent="native")  # nothing of it is trained
+    first = replace(group(rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)), agent="aider")
+    second = replace(group(rollout(4, 1.0, turns=1), rollout(5, 0.0, turns=2)), agent="aider")
+    metrics = metrics_of([alike, first, second])
+    assert metrics["reward_by_agent"] == {"aider": 0.5, "native": 1.0}
+    assert metrics["groups_by_agent"] == {"aider": 2, "native": 1}
+    assert metrics["tokens_by_agent"] == {"aider": 15, "native": 0} and metrics["share_by_agent"]["aider"] == 1.0
+    assert metrics["turns_by_agent"] == {"aider": 12 / 5, "native": 3}
+    assert metrics["length_by_agent"] == {"aider": 4, "native": 5}
+    assert dict(scalars(metrics))["reward_by_agent/native"] == 1.0
+    assert "groups_by_agent" not in metrics_of([group(rollout(1, 1.0), rollout(2, 0.0))])  # a row of an older run
+
+
 def test_what_rollouts_did_is_told_with_its_drift_from_the_first_step() -> None:
     def calling(number: int, name: str) -> LeasedRollout:
         call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}

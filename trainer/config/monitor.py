@@ -32,7 +32,8 @@ SCALARS = frozenset(
 """Figures without a family: metrics, and what trainer/monitor/figures.py derives from them."""
 FAMILIES = frozenset(
     """
-    reward_by_domain groups_by_domain tokens_by_domain unused_groups masked_tokens excluded_tokens left_out_rollouts
+    reward_by_domain groups_by_domain tokens_by_domain reward_by_agent groups_by_agent tokens_by_agent share_by_agent
+    turns_by_agent length_by_agent unused_groups masked_tokens excluded_tokens left_out_rollouts
     left_out_tokens survival_by_length left_out_by_length behaviour events tool_failure_rate failure_rate_by_domain
     seconds
     """.split()

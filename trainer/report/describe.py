@@ -24,6 +24,7 @@ from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
 from trainer.monitor.rollouts import UNKNOWN, behaviour, judged, lengths
 from trainer.policy import Update
+from trainer.report.by_agent import by_agent, trained_by_completion
 from trainer.report.flops import Workload, flops, merged, separate
 from trainer.report.left_out import left_out_by_length
 from trainer.report.tokens import TokenNotes
@@ -86,6 +87,7 @@ def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
         | facts.update.routing
         | rewards(facts.groups, facts.batch)
         | mix(facts.groups, facts.batch.rows)
+        | by_agent(facts.groups, facts.batch.rows)
         | advantages(facts.batch.rows)
         | lengths(facts.groups, run.labels)
         | staleness(facts.groups, ages.values())
@@ -133,7 +135,7 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
 
 def mix(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
     """Count the step's groups, and the tokens that are trained, by the domain of their task."""
-    counts, tokens, trained = Counter[str](), Counter[str](), _trained(rows)
+    counts, tokens, trained = Counter[str](), Counter[str](), trained_by_completion(rows)
     for group in groups:
         domain = str(group.task.get("domain", UNKNOWN))
         counts[domain] += 1
@@ -225,21 +227,12 @@ def survival(completions: Iterable[Completion], batch: TrainingBatch) -> dict[st
     }
 
 
-def _trained(rows: Sequence[TrainingRow]) -> Counter[int]:
-    """Return the number of trained tokens of each completion, by its id."""
-    trained = Counter[int]()
-    for row in rows:
-        for completion_id, count in zip(row.completions, np.bincount(row.segment[row.places]), strict=False):
-            trained[completion_id] += int(count)
-    return trained
-
-
 def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
     """Return the trained share of the sampled tokens, by the decile of their rollout's length (1: the shortest).
 
     Absent below ten rollouts.
     """
-    trained = _trained(rows)
+    trained = trained_by_completion(rows)
     members = [member for group in groups for member in group.rollouts]
     pairs = [
         (

@@ -94,6 +94,8 @@ class LeasedGroup:
     rollouts: list[LeasedRollout]
     size: int | None = None
     """Number of members that count; None: all."""
+    agent: str | None = None
+    """The agent of all its members. None: in a row of an older run."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ def _load(connection: Connection, run_id: int, condition: Any, *, now: int | Non
         known = known_at[row.step]
         whole = [_leased(m, completions.get(m.attempt_id, []), known, steps, now) for m in members[row.id]]
         staleness = max((member.staleness for member in whole if member.untrained is None), default=now)
-        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, whole, row.size))
+        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, whole, row.size, row.agent))
     return loaded
 
 
