@@ -91,14 +91,15 @@ def headline(run: Run, now: RunStatus, expected: int | None, rate: str) -> str:
 
 
 def agents_table(now: RunStatus) -> Table:
-    """A table of rollouts per agent."""
+    """A table of rollouts per agent, with the mean calls and sampled tokens of a finished one."""
     table = Table("agent", box=box.SIMPLE)
-    for name in ("finished", "verdicts", "reward"):
+    for name in ("finished", "verdicts", "reward", "calls", "tokens"):
         table.add_column(name, justify="right")
     table.add_column("remarks")
     for agent, part in sorted(now.agents.items()):
         reward = f"{part.reward_sum / part.rewards:.3f}" if part.rewards else "missing"
         counts = [*([("hacked", part.hacked)] if part.hacked else []), *part.failures.most_common()]
         remarks = ", ".join(f"{count} {kind}" for kind, count in counts)
-        table.add_row(agent, f"{part.finished}/{part.rollouts}", str(part.rewards), reward, remarks)
+        lengths = [f"{total / part.counted:.1f}" if part.counted else "-" for total in (part.calls, part.tokens)]
+        table.add_row(agent, f"{part.finished}/{part.rollouts}", str(part.rewards), reward, *lengths, remarks)
     return table

@@ -138,12 +138,13 @@ def test_what_was_never_begun_cannot_be_resumed_or_watched(tmp_path: Path, capsy
 def test_another_terminal_sees_the_run(
     command_line: CommandLine, run: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("-n", "2")
+    rows = run("-n", "2")
+    calls, tokens = (sum(row[key] for row in rows) / 2 for key in ("completions", "sampled_tokens"))
     capsys.readouterr()
     assert main(["watch", str(tmp_path / "run")]) == 0
     by_directory = capsys.readouterr().out
     assert f"{tmp_path.name} (train): 2/2 rollouts, 0 running, 0 queued, no process works on it" in by_directory
-    assert "command 2/2 2 1.000" in " ".join(by_directory.split())
+    assert f"command 2/2 2 1.000 {calls:.1f} {tokens:.1f}" in " ".join(by_directory.split())
     for by, key in (("step", "-"), ("agent", "command"), ("domain", "agent"), ("task", "hello"), ("tool", "shell")):
         assert main(["behaviour", str(tmp_path / "run"), "--by", by]) == 0
         shown = capsys.readouterr().out

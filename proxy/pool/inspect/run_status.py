@@ -24,6 +24,11 @@ class AgentProgress:
     failures: Counter[str] = field(default_factory=Counter)
     hacked: int = 0
     """Rollouts that cheated (harness/integrity), whatever becomes of them."""
+    counted: int = 0
+    """Finished rollouts whose calls and tokens are known."""
+    calls: int = 0
+    tokens: int = 0
+    """Calls and sampled tokens of the final attempts of these."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +62,23 @@ def run_status(pool: Pool, run_id: int) -> RunStatus:
         func.count(rollouts.c.reward),
         func.coalesce(func.sum(rollouts.c.reward), 0.0),
         func.count(rollouts.c.hacked),
+        func.count(rollouts.c.sampled_tokens),
+        func.coalesce(func.sum(rollouts.c.completions), 0),
+        func.coalesce(func.sum(rollouts.c.sampled_tokens), 0),
     )
     query = select(*kinds, *sums).join_from(rollouts, groups).where(groups.c.run_id == run_id).group_by(*kinds)
     is_open = (attempts.c.run_id == run_id) & attempts.c.closed_at.is_(None)
     agents: dict[str, AgentProgress] = {}
     with pool.read() as connection:
-        for agent, failure, finished, count, rewards, reward_sum, hacked in connection.execute(query):
+        for agent, failure, finished, count, rewards, reward_sum, hacked, *lengths in connection.execute(query):
             part = agents.setdefault(agent or "-", AgentProgress())
             part.rollouts += count
             part.finished += count if finished else 0
             part.rewards += rewards
             part.reward_sum += reward_sum
             part.hacked += hacked
+            counted, calls, tokens = lengths
+            part.counted, part.calls, part.tokens = part.counted + counted, part.calls + calls, part.tokens + tokens
             if failure is not None:
                 part.failures[failure] += count
         open_attempts = connection.scalar(select(func.count()).where(is_open)) or 0
