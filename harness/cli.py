@@ -5,10 +5,10 @@ import asyncio
 import signal
 import sys
 
-from harness.commands import agents, behaviour, replay, rescore, run, validate, watch
+from harness.commands import agents, behaviour, evaluations, replay, rescore, run, validate, watch
 from proxy.pool.errors import PoolError, UserError
 
-VERBS = (run, watch, behaviour, replay, rescore, agents, validate)
+VERBS = (run, watch, evaluations, behaviour, replay, rescore, agents, validate)
 INTERRUPTED = 130
 
 

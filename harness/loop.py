@@ -73,9 +73,13 @@ class RunPlan:
     """(step, tokens) by step: how many tokens the attempts of groups may sample that are opened from that step on."""
     anchors: Anchors | None = None
     """How groups begin with recorded attempts; None: they do not."""
+    every_agent: bool = False
+    """Give every task to every agent once, in the order of the tasks. Else the seed chooses an agent for each task."""
 
     def turns(self) -> int | None:
         """Number of groups; None when the run has no fixed end."""
+        if self.every_agent:
+            return len(self._pairs())
         return None if self.epochs is None else self.epochs * len(self.mix.tasks)
 
     def expected(self) -> int | None:
@@ -91,6 +95,9 @@ class RunPlan:
         Where settled tasks are skipped, `reached` are the places of the tasks of those, and `settled` is asked about a
         task when the turn comes to it.
         """
+        if self.every_agent:
+            yield from (self._planned(task, scaffold) for task, scaffold in self._pairs()[opened:])
+            return
         order: Iterator[tuple[Task, int | None]]
         if self.mix.revisit is None:
             order = zip(islice(self.mix.order(self.seed), opened, None), repeat(None))
@@ -99,10 +106,18 @@ class RunPlan:
         turns = self.turns()
         for index, (task, place) in zip(count(opened) if turns is None else range(opened, turns), order, strict=False):
             scaffold = scaffold_of(index, self.seed, self.scaffolds) if task.domain == "agent" else ANSWERING
-            options = GroupOptions(
-                redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out, place=place
-            )
-            yield PlannedGroup(msgspec.to_builtins(task), self.group_size, options)
+            yield self._planned(task, scaffold, place)
+
+    def _planned(self, task: Task, scaffold: Scaffold, place: int | None = None) -> PlannedGroup:
+        options = GroupOptions(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out, place=place)
+        return PlannedGroup(msgspec.to_builtins(task), self.group_size, options)
+
+    def _pairs(self) -> list[tuple[Task, Scaffold]]:
+        return [
+            (task, scaffold)
+            for task in self.mix.tasks
+            for scaffold in (self.scaffolds if task.domain == "agent" else (ANSWERING,))
+        ]
 
     def max_tokens(self, step: int) -> int | None:
         """The tokens that the attempts of a group may sample that is opened after this step. None: no limit."""
@@ -118,7 +133,15 @@ class _RunningRollout:
 class RunLoop:
     """Keeps up to `concurrency` rollouts running."""
 
-    def __init__(self, context: RunContext, run_id: int, plan: RunPlan, board: Board):
+    def __init__(
+        self,
+        context: RunContext,
+        run_id: int,
+        plan: RunPlan,
+        board: Board,
+        slots: asyncio.Semaphore | None = None,
+    ):
+        """`slots`: the places for rollouts that it shares with other runs. None: it has `plan.concurrency`."""
         self._context = context
         self._pool = context.pool
         self._run_id = run_id
@@ -126,7 +149,7 @@ class RunLoop:
         self._board = board
         self._trainer = TrainerWatch(context.pool, run_id)
         self._agents = {scaffold.name: scaffold.agent for scaffold in (*plan.scaffolds, ANSWERING)}
-        self._slots = asyncio.Semaphore(plan.concurrency)
+        self._slots = slots or asyncio.Semaphore(plan.concurrency)
         self._running: dict[int, _RunningRollout] = {}
         self._called_off: dict[int, str] = {}
         self._spoiled_said: dict[str, int] = {}

@@ -141,6 +141,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often each task is run. 0: repeat the tasks until the run is stopped."""
     until_step: Count | None = None
     """Repeat the tasks until the training run has published this step."""
+    eval_tasks: FilePath | None = None
+    """Evaluate the training run's policy on these tasks while it trains: every agent of the run, held out or not, at
+    each task once (docs/runs.md)."""
+    eval_every: Count = 10
+    """Train steps between two evaluations. The initial weights and those of `until_step` are evaluated in any case."""
+    eval_hold: bool = False
+    """Where there are several engines, leave one at the evaluated version until its evaluation has ended."""
     ray: str | None = None
     """Run attempts on the nodes of this Ray cluster: HOST:PORT of its head node, or auto for RAY_ADDRESS or the cluster
     that this machine belongs to. Default: attempts run in this process."""
@@ -175,6 +182,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         demand(
             self.anchors == "rollback" or self.resample is not None,
             f"anchors = {self.anchors} is a way to choose where recorded attempts are left; set resample too",
+        )
+
+        demand(
+            self.eval_tasks is not None or (self.eval_every == 10 and not self.eval_hold),
+            f"eval_every = {self.eval_every} and eval_hold = {self.eval_hold} say how a training run is evaluated; set "
+            "eval_tasks too",
+        )
+        demand(
+            self.eval_tasks is None or self.until_step is not None,
+            f"eval_tasks = {self.eval_tasks} evaluates a training run while it trains; set until_step, or use "
+            "`harness eval` for weights that are not trained",
         )
 
     @property

@@ -37,6 +37,7 @@ from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
 from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.processes.owners import is_attended
 from proxy.pool.tokenizer_fingerprint import fingerprint
+from proxy.pool.training.evaluations import evaluated_by
 from proxy.pool.training.steps import current_names, newest, successor
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.ongoing import OngoingAnswers
@@ -127,7 +128,10 @@ class Gateway:
         return None if found is None else Weights(found.name, found.hf_dir)
 
     def _of_run(self, run_id: int, names: frozenset[str]) -> RunFacts:
-        return RunFacts(*current_names(self.pool, run_id, names), is_attended(self.pool, run_id))
+        attended, of = is_attended(self.pool, run_id), evaluated_by(self.pool, run_id)
+        if of is None:
+            return RunFacts(*current_names(self.pool, run_id, names), attended)
+        return RunFacts(*current_names(self.pool, of.run_id, names), attended, of.version, of.engine.rstrip("/"))
 
     @web.middleware
     async def _require_administrator(self, request: web.Request, handler: Route) -> web.StreamResponse:

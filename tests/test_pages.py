@@ -44,6 +44,7 @@ HACKS = "tests/harness/test_integrity.py types it with an agent that weakens tes
 RESAMPLES = "needs a run that has solved its tasks: tests/harness/test_resample.py makes one and types it"
 CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both"
 DASHBOARD = "goes on until it is stopped: tests/proxy/dashboard/test_command.py types it"
+EVALUATES = "needs a trainer that publishes: tests/harness/test_evaluator.py types it, or runs it by its parts"
 NATIVE = "tests/harness/native/test_run.py runs it before a scripted model, in two kinds of sandboxes"
 TRACES = "needs a recorded run: tests/proxy/test_traces.py, test_spans.py and tests/trainer/test_imported.py type it"
 ELSEWHERE = {
@@ -55,6 +56,9 @@ ELSEWHERE = {
     "harness agents install native": NATIVE,
     "harness run examples/tasks.jsonl --agent native-threshold -n 4": NATIVE,
     "proxy pool show runs/run-tasks-native-threshold/pool.db 1": NATIVE,
+    "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100"
+    " --eval-tasks heldout.jsonl": EVALUATES,
+    "harness evaluations runs/train": EVALUATES,
     "proxy dashboard runs/train/pool.db": DASHBOARD,
     "harness run tasks.jsonl --agent qwen-code --integrity tell": HACKS,
     "harness run tasks.jsonl --agent qwen-code --integrity mask --integrity-judge honesty.toml "

@@ -43,6 +43,7 @@ def train(config: Config, ranks: Ranks) -> None:
         version = resume(config, policy, run)
         with Reporter(config, run, policy) as reporter:
             train_steps(config, run, policy, reporter, version)
+        run.bring_back_engines()
 
 
 def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporter, version: Version) -> None:

@@ -19,18 +19,20 @@ from proxy.pool.functions.weights import weigh
 from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
+from proxy.pool.training.evaluations import find_teacher, held_engines
 from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.finished_rollouts import finished_rollouts
 from proxy.pool.training.interventions import paused
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.untrained import UntrainedReason
-from trainer.config import Config
+from trainer.config import Config, Push
 from trainer.config.imitation import Imitation
 from trainer.data.imitation import chosen, demonstrations
 from trainer.data.row import TrainingRow
 from trainer.megatron.parallel import Ranks
 from trainer.monitor.monitor import Monitor
 from trainer.preflight import claim, demand_heads, demand_tokenizer, other_heads
+from trainer.push.held import without_held
 from trainer.push.push import PushResult, push_again, push_patiently, release
 from trainer.push.weights import Weights
 
@@ -58,6 +60,8 @@ class RunState:
         self.pool_run: runs.Run = ranks.share(self._open)
         self._check_engines_at, self._check_interval = time.monotonic() + ENGINE_SECONDS, ENGINE_SECONDS
         self._printed: set[str] = set()
+        self._held: dict[str, str] = {}
+        """URL -> version of the engines that the last push left out. Only rank 0 knows them."""
         self.pause_seconds = 0.0
         """How long the last push paused the engines. Only rank 0 knows it."""
         self.engine_wait_seconds = 0.0
@@ -90,7 +94,7 @@ class RunState:
 
     def _demonstrations_of(self, source: Imitation) -> list[TrainingRow]:
         """Return the rows that a source offers. UserError where there are none, or one is too long for a step."""
-        rollouts = finished_rollouts(self.pool, runs.find_run(self.pool, source.run).id)
+        rollouts = finished_rollouts(self.pool, find_teacher(self.pool, source.run).id)
         attempts = {item.attempt_id for rollout in rollouts for item in rollout.completions}
         demand_tokenizer(self.pool, Path(self.config.model), attempts)
         groups = demonstrations(rollouts, source.min_reward, self.config.batch.labels)
@@ -218,12 +222,38 @@ class RunState:
 
     def _push(self, version: steps.Version) -> None:
         weights, say = Weights(version.name, Path(version.hf_dir)), partial(print, flush=True)
-        pushed = push_patiently(weights, self.config.push, self._claim.demand, say)
+        pushed = push_patiently(weights, self._options_of_push(version), self._claim.demand, say)
         # Marked only now: a version whose push was cut short is pushed again by the next start.
         steps.mark_pushed(self.pool, version, self._claim.token)
         self.pause_seconds = pushed.seconds
         self.engine_wait_seconds += pushed.waited
         self._record_push(version, pushed)
+
+    def _options_of_push(self, version: steps.Version) -> Push:
+        """How a version is pushed: without the engines that evaluations hold at the versions that they evaluate."""
+        wanted = held_engines(self.pool, self.pool_run.id)
+        options, self._held = without_held(self.config.push, wanted, version.name)
+        for url, name in self._held.items():
+            self._say_once(f"engine {url} stays at {name} until the evaluation of {name} has ended")
+        return options
+
+    def bring_back_engines(self) -> None:
+        """At the end of training, wait for evaluations that hold engines, and push the newest weights to these."""
+        while self.ranks.share(self._waits_for_evaluation):
+            pass
+
+    def _waits_for_evaluation(self) -> bool:
+        if not self._held:
+            return False
+        self._claim.demand()
+        time.sleep(LONGEST_POLL_SECONDS)
+        self._repair_engines()
+        return bool(self._held)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._printed:
+            print(text, flush=True)
+        self._printed.add(text)
 
     def _record_push(self, version: steps.Version, pushed: PushResult) -> None:
         text = f"{version.name} {pushed.text()}"
@@ -236,10 +266,10 @@ class RunState:
             )
         if difference := other_heads(self.config.parallel, pushed.heads):
             notes.append(difference)
-        for note in (*notes, *([text] if pushed.failed else [])):
-            if note not in self._printed:
-                print(note, flush=True)
-        self._printed.update(notes)  # every push has the same notes, so each is printed once
+        for note in notes:  # every push has the same ones
+            self._say_once(note)
+        if pushed.failed:
+            print(text, flush=True)
 
     def _lease(self, step: int, rule: windowed_fifo.LeaseRule) -> windowed_fifo.Lease | None:
         self._check_engines()
@@ -267,7 +297,7 @@ class RunState:
         """Push the newest weights to engines that failed or were restarted. None when all of them serve it."""
         version = steps.latest(self.pool, self.pool_run.id)
         pushed = version and push_again(
-            Weights(version.name, Path(version.hf_dir)), self.config.push, self._claim.demand
+            Weights(version.name, Path(version.hf_dir)), self._options_of_push(version), self._claim.demand
         )
         if not version or not pushed:
             return None

@@ -19,8 +19,11 @@ from harness.agents import INSTALLED
 from harness.agents.mix import Scaffold
 from harness.anchors import Anchors
 from harness.async_pool import AsyncPool
+from harness.commands.evaluations import show
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import KINDS, of_run
+from harness.evaluation.evaluator import Evaluator, RunWork
+from harness.evaluation.plan import evaluation_plan
 from harness.integrity.watch import IntegrityWatch, judges_of
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
@@ -33,6 +36,7 @@ from harness.settings import ACTIONS, IMAGE, SANDBOXES, WAYS, Settings, load_set
 from harness.setup import placement
 from harness.setup.sandbox_choice import backend_for, choose, listening, runtimes_of
 from harness.setup.stack import ProxyOptions, RunningProxy, service
+from harness.tasks import Task
 from harness.tasks.mix import TaskMix
 from harness.tasks.sources import load_sources
 from harness.tasks.stored import digest_of_tasks
@@ -41,6 +45,7 @@ from harness.verdict.shared import shared_warning
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.inspect.account import account, account_lines
+from proxy.pool.inspect.evaluated import points
 from proxy.pool.inspect.run_status import traffic
 from proxy.pool.inspect.start_table import start_lines, start_table
 from proxy.pool.inspect.trainable_calls import trainable_calls
@@ -49,6 +54,7 @@ from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.rollouts.starts import solved_tasks
+from proxy.pool.training.evaluations import evaluations
 from proxy.pool.training.settled import settle_untrained
 from sandboxes.base import Sandboxes
 
@@ -115,6 +121,9 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--integrity-share", type=float, help="share of the others that it looks at (default: 0)")
     add_judge(run, "that grades answers of tasks whose checker is a judge")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
+    run.add_argument("--eval-tasks", metavar="SOURCE", help="evaluate the trained policy on these tasks meanwhile")
+    run.add_argument("--eval-every", type=_positive, help="train steps between two evaluations (default: 10)")
+    run.add_argument("--eval-hold", action="store_true", default=None, help="hold an engine at the evaluated version")
     placement.add_options(run)
 
 
@@ -150,25 +159,28 @@ def run(verb: str, settings: Settings) -> int:
     """Check everything that can be checked, then start the proxy, run, and show the results."""
     loaded = load_sources(settings.sources)
     mix = loaded.mix.first(settings.limit)
-    judge = _judge(settings, mix)
-    needs_agent = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in mix.tasks)
+    evaluated = load_sources([settings.eval_tasks]) if settings.eval_tasks else None
+    tasks = [*mix.tasks, *(evaluated.mix.tasks if evaluated else ())]
+    judge = _judge(settings, tasks)
+    needs_agent = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in tasks)
     scaffolds = settings.scaffolds(PURPOSES[verb]) if needs_agent else []
     directory = RunDir(settings.where(verb))
     console = make_console()
-    for reason in loaded.refused:
+    for reason in (*loaded.refused, *(evaluated.refused if evaluated else ())):
         console.print(f"left out: {reason}", highlight=False)
     with directory.locked():
         hosts = placement.docker_hosts(settings)
         addresses = [host.address for host in hosts]
-        choice = choose("docker" if hosts else settings.sandbox, mix.tasks, addresses, runtimes_of(settings.runtime))
+        choice = choose("docker" if hosts else settings.sandbox, tasks, addresses, runtimes_of(settings.runtime))
         config = _config(settings, mix) | {"sandbox": choice.kind}
+        config |= {"eval_tasks": digest_of_tasks(evaluated.mix.tasks)} if evaluated else {}
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(
                 f"resuming the run in {directory.path}; name another with --run-dir to start anew", highlight=False
             )
         console.print(str(choice), highlight=False)
-        if warning := shared_warning(mix.tasks, choice.kind):
+        if warning := shared_warning(tasks, choice.kind):
             console.print(f"warning: {warning}", highlight=False, markup=False)
         if settings.proxy is None:
             console.print("starting an engine and a proxy ...", highlight=False)
@@ -199,14 +211,20 @@ def run(verb: str, settings: Settings) -> int:
                             Whereabouts(pool=proxy.pool, name=stored_run.name, expected=plan.expected())
                         )
                         board = Board(console, plan.expected(), run_summary(pool, stored_run.id), rules)
-                        return _work(plan, placed, claim, directory, board, metrics)
+                        slots = asyncio.Semaphore(plan.concurrency)
+                        evaluator = None
+                        if evaluated:
+                            what = evaluation_plan(settings, evaluated.mix, scaffolds)
+                            evaluator = Evaluator(placed, stored_run, what, proxy=proxy, board=board, slots=slots)
+                        loop = RunLoop(placed, stored_run.id, plan, board, slots)
+                        return _work(RunWork(loop, evaluator, board), placed, claim, directory, metrics)
             finally:
                 pool.close()
 
 
-def _judge(settings: Settings, mix: TaskMix) -> Judge | None:
+def _judge(settings: Settings, tasks: Sequence[Task]) -> Judge | None:
     judge = judge_at(settings.judge, settings.judge_model, settings.judge_key_file)
-    for task in mix.tasks:
+    for task in tasks:
         if judge is None and task.checker is not None and task.checker.kind == "judge":
             raise UserError(f"the checker of task {task.id!r} is a judge; name its endpoint with --judge URL")
     return judge
@@ -322,25 +340,20 @@ def make_context(
 
 
 def _work(
-    plan: RunPlan,
+    work: RunWork,
     context: RunContext,
     claim: RunClaim,
     directory: RunDir,
-    board: Board,
     metrics: AbstractAsyncContextManager[None],
 ) -> int:
-    """Run the plan; then, also after an interruption, write the results and show a table."""
-    console, run_id, pool = make_console(), claim.run.id, context.pool.blocking
+    """Do the work; then, also after an interruption, write the results and show a table."""
+    console, board, run_id, pool = make_console(), work.board, claim.run.id, context.pool.blocking
     interrupted = _close_interrupted(context, run_id)
     if interrupted:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
         with board.live():
-            asyncio.run(
-                _within(
-                    metrics, context, _until_done(RunLoop(context, run_id, plan, board), claim, board, context.pool)
-                )
-            )
+            asyncio.run(_within(metrics, context, _until_done(work, claim, context.pool)))
     finally:
         _close_interrupted(context, run_id)  # an attempt may be opened in the moment of its cancellation
         rows = run_summary(pool, run_id)
@@ -351,6 +364,8 @@ def _work(
         settle_untrained(pool, run_id)
         shown = [*start_lines(start_table(pool, run_id)), *account_lines(account(pool, run_id))]
         console.print(*shown, sep="\n", soft_wrap=True)
+        if work.evaluator is not None and (found := points(pool, evaluations(pool, run_id))):
+            show(console, pool, found)
         if bias := length_bias(rows):
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")
@@ -377,13 +392,13 @@ async def _within(
             await context.integrity.close()
 
 
-async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncPool) -> None:
-    """Run the loop while this process owns the run.
+async def _until_done(whole: RunWork, claim: RunClaim, pool: AsyncPool) -> None:
+    """Work while this process owns the run.
 
     The first SIGTERM or Ctrl-C cancels it. Further ones are ignored, so that its clean-up is not cut short.
     """
-    work, keeping = asyncio.create_task(loop.go()), asyncio.create_task(claim.keep())
-    metering = asyncio.create_task(_meter(board, pool, claim.run.id))
+    work, keeping = asyncio.create_task(whole.go()), asyncio.create_task(claim.keep())
+    metering = asyncio.create_task(_meter(whole.board, pool, claim.run.id))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: work.cancelling() or work.cancel())
     try:

@@ -34,6 +34,10 @@ class EnginePresence(Presence):
         """The node of a cluster asks the proxy for itself."""
         return type(self), (*self._proxy, self._patience, self._run_id)
 
+    def of_run(self, run_id: int) -> "EnginePresence":
+        """Watch the engines for another run."""
+        return EnginePresence(*self._proxy, self._patience, run_id)
+
     @property
     def patience(self) -> float:
         return self._patience

@@ -73,6 +73,8 @@ class Board:
         self.note = ""
         self.outage = ""
         """What the run waits for because it is away: the sandboxes' daemon, or every engine."""
+        self.beside: tuple[str, Board] | None = None
+        """What goes on beside the run, and its own board."""
         for row in rows:
             if row.finished:
                 self.add(row)
@@ -114,10 +116,14 @@ class Board:
             self._shown = time.monotonic()
             self.say(self.line())
 
+    @property
+    def done(self) -> str:
+        of = "" if self._expected is None else f"/{self._expected}"
+        return f"{self._done}{of} rollouts"
+
     def line(self) -> str:
         """One line: how far the run is."""
-        of = "" if self._expected is None else f"/{self._expected}"
-        parts = [f"{self._done}{of} rollouts", f"{self.running} running"]
+        parts = [self.done, f"{self.running} running"]
         queued = 0 if self._expected is None else self._expected - self._done - self.running
         if queued > 0:
             parts.append(f"{queued} queued")
@@ -128,6 +134,8 @@ class Board:
             parts.append(self.rate.text)
         if self.step is not None:
             parts.append(f"train step {self.step}")
+        if self.beside is not None:
+            parts.append(f"{self.beside[0]}: {self.beside[1].done}")
         parts.append(f"{time.monotonic() - self._began:.0f} s")
         return ", ".join(parts + [f"waiting: {self.outage}"] * bool(self.outage) + [self.note] * bool(self.note))
 

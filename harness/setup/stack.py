@@ -46,6 +46,11 @@ class _EngineHealth(msgspec.Struct):
     ok: bool = False
 
 
+class _ReplicaHealth(msgspec.Struct):
+    url: str
+    version: str | None = None
+
+
 class ProxyHealth(msgspec.Struct, kw_only=True):
     """The fields of the proxy's /health that a run needs."""
 
@@ -54,6 +59,7 @@ class ProxyHealth(msgspec.Struct, kw_only=True):
     pool: str | None = None
     context_length: int
     sandboxes: dict[str, str] = {}
+    replicas: list[_ReplicaHealth] = []
 
 
 @dataclass(frozen=True, kw_only=True)

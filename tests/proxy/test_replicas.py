@@ -23,7 +23,10 @@ from proxy.engine.replicas.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, 
 from proxy.engine.replicas.fleet import Fleet
 from proxy.engine.replicas.replica import Origin, Replica, SlotCall
 from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
+from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
 from proxy.prompt.template import ChatTemplate
 from tests.pool.make import publish_next
@@ -423,3 +426,39 @@ async def test_a_replica_that_a_push_left_behind_gets_no_calls_until_it_is_there
     ahead.version = behind.version = "by hand"  # nobody serves what was published: everybody serves
     await asked()  # what the answers name is what the proxy takes them to serve from then on
     await until(shared)
+
+
+async def test_an_evaluation_is_sampled_where_its_version_is_held(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "ok", replicas=2)
+    ahead, held = stand.replicas
+    training = open_run(stand.pool, "a run", "train", {})
+    first, second = (
+        publish_next(stand.pool, training.id, Published(step=step, checkpoint="", hf_dir="", metrics={}))
+        for step in range(2)
+    )
+    ahead.version = held.version = first.name
+    async with stand.http.get(f"{stand.url}/health") as answer:
+        url = (await answer.json())["replicas"][1]["url"]
+    evaluation = open_evaluation(stand.pool, training, first, {}, engine=url, rollouts=64)
+
+    async def asked(run_id: int) -> list[int]:
+        """How many calls of 16 new groups of a run each replica gets."""
+        before = ahead.calls, held.calls
+        for _ in range(16):
+            [member] = open_group(stand.pool, run_id, {"id": "task"}, 1)
+            await stand.chat(user("hi"), key=open_attempt(stand.pool, member.rollout_id, "agent")[1])
+        return [ahead.calls - before[0], held.calls - before[1]]
+
+    async def shown() -> bool:
+        async with stand.http.get(f"{stand.url}/health") as answer:
+            seen = [replica["version"] for replica in (await answer.json())["replicas"]]
+        return seen == [ahead.version, held.version]
+
+    await until(shown)
+    assert await asked(evaluation.run_id) == [0, 16]  # before a push, too, so that none comes into the middle of it
+    ahead.version = second.name
+    await until(shown)
+    assert await asked(evaluation.run_id) == [0, 16] and await asked(training.id) == [16, 0]
+    held.version = second.name
+    await until(shown)
+    assert min(await asked(evaluation.run_id)) > 0  # its version is gone, and the newest takes its calls

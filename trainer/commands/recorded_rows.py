@@ -7,6 +7,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.evaluations import find_teacher
 from proxy.pool.training.finished_rollouts import RecordedRollout, finished_rollouts
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
@@ -24,6 +25,8 @@ def demonstrations(config: Config) -> list[list[TrainingRow]]:
     Raises UserError when fewer than two groups have any.
     """
     pool = open_pool(config.pool)
+    for name in config.sft.runs:
+        find_teacher(pool, name)
     rollouts = [rollout for name in config.sft.runs for rollout in _finished(pool, name, Path(config.model))]
     filled = list(imitation.demonstrations(rollouts, config.sft.min_reward, config.batch.labels).values())
     if len(filled) < 2:

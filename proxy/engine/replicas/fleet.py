@@ -177,11 +177,16 @@ class Fleet:
         return next(state for state in slots if state.slot == slot)
 
     def others(self, tried: set[str], run_id: int | None = None) -> list[Replica]:
-        """Replicas that may get calls and are not in `tried`; those with the newest weights where there are any."""
+        """Replicas that may get calls and are not in `tried`; those with the newest weights where there are any.
+
+        Calls of an evaluation go to those that are still at its version, where there are any.
+        """
         run = self._needs(run_id)
         newest = run.newest if run and run.newest else self._newest
         admitted = [replica for replica in self.replicas if replica.circuit.admits() and self.takes(replica, run_id)]
         current = [replica for replica in admitted if replica.version == newest != ""]
+        if run is not None:
+            current = [one for one in admitted if run.prefers(one.url, one.version)] or current
         return [replica for replica in current or admitted if replica.url not in tried]
 
     def takes(self, replica: Replica, run_id: int | None) -> bool:

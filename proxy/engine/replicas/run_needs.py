@@ -2,7 +2,8 @@
 
 An engine that was restarted, or that serves another run, has foreign weights. What it sampled for the run could not be
 trained. Until the run publishes its first weights, none are foreign to it: it begins with whatever engines serve, and
-runs that are not trained never publish any. Left out: asking the pool (fleet.py).
+runs that are not trained never publish any. An
+evaluation of a training run needs what that run needs. Left out: asking the pool (fleet.py).
 """
 
 import asyncio
@@ -29,6 +30,10 @@ class RunFacts:
     """Of the versions that were asked about, those that the run has published and not taken back."""
     attended: bool = True
     """Whether a harness works at it."""
+    evaluated: str = ""
+    """Of an evaluation, the version that it evaluates; empty for other runs."""
+    engine: str = ""
+    """The engine that is held at that version for it; empty: none is."""
 
 
 class RunNeeds:
@@ -48,6 +53,10 @@ class RunNeeds:
     @property
     def newest(self) -> str:
         return self._facts.newest
+
+    def prefers(self, url: str, version: str) -> bool:
+        """Whether calls of the run go to an engine at this URL with this version first, which it evaluates."""
+        return version == self._facts.evaluated != "" and self._facts.engine in ("", url)
 
     def learn(self, asked: frozenset[str], facts: RunFacts | None) -> None:
         """Take note of what the pool said about the run and these versions. None: it did not answer."""

@@ -1,0 +1,92 @@
+"""`harness evaluations`: what the evaluations of a training run came to, and the matrix over the runs of its pool."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from harness.commands.watch import whereabouts
+from harness.monitor.progress import make_console
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.inspect.evaluated import EvaluatedColumn, EvaluationPoint, MatrixRow, as_json, matrix, points
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.evaluations import evaluations
+
+
+def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    evaluated = verbs.add_parser("evaluations", help="show how the agents of a training run were evaluated")
+    evaluated.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
+    evaluated.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
+    evaluated.add_argument("--name", help="the run's name in that pool")
+    evaluated.add_argument("--json", action="store_true", help="print one JSON object")
+    evaluated.set_defaults(call=_evaluations)
+
+
+def _evaluations(given: argparse.Namespace) -> int:
+    where = whereabouts(given)
+    pool = open_pool(where.pool, create=False)
+    try:
+        run = find_run(pool, where.name)
+        found = points(pool, evaluations(pool, run.id))
+        if not found:
+            raise UserError(f"run {run.name!r} was not evaluated; start it with --eval-tasks")
+        if given.json:
+            sys.stdout.buffer.write(msgspec.json.encode(as_json(found, matrix(pool))) + b"\n")
+        else:
+            show(make_console(), pool, found)
+    finally:
+        pool.close()
+    return 0
+
+
+def show(console: Console, pool: Pool, found: Sequence[EvaluationPoint]) -> None:
+    """Print the curves of a training run and the matrix over all runs of the pool."""
+    console.print("Mean rewards by step", curves_table(found), sep="\n")
+    console.print("What was trained, and what it can do", matrix_table(matrix(pool)), sep="\n")
+
+
+def curves_table(found: Sequence[EvaluationPoint]) -> Table:
+    """A table with a row for each evaluation, and for each agent and kind of tasks a column."""
+    columns = sorted({point.column for point in found})
+    table = _table(["step", "weights that sampled"], columns)
+    for version in dict.fromkeys(point.version for point in found):
+        row = [point for point in found if point.version == version]
+        sampled = sorted({name for point in row for name in point.versions})
+        table.add_row(str(row[0].step), ", ".join(sampled) or "none", *_cells(row, columns))
+    return table
+
+
+def matrix_table(rows: Sequence[MatrixRow]) -> Table:
+    """A table with a row for each policy, the agents that it was trained with, and what it was evaluated at."""
+    columns = sorted({point.column for row in rows for point in row.points})
+    table = _table(["run", "step", "trained with"], columns)
+    for row in rows:
+        trained = ", ".join(row.trained) or "nothing yet"
+        table.add_row(row.run, str(row.step), trained, *_cells(row.points, columns))
+    return table
+
+
+def _table(first: Sequence[str], columns: Sequence[EvaluatedColumn]) -> Table:
+    table = Table(*first, box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column.text, justify="right")
+    return table
+
+
+def _cells(row: Sequence[EvaluationPoint], columns: Sequence[EvaluatedColumn]) -> list[str]:
+    """Means with the number of rewards, and of rollouts without one."""
+    by_column = {point.column: point for point in row}
+    return [_cell(by_column.get(column)) for column in columns]
+
+
+def _cell(point: EvaluationPoint | None) -> str:
+    if point is None:
+        return "-"
+    missing = f", {point.rollouts - point.rewards} missing" if point.rollouts > point.rewards else ""
+    return f"{'missing' if point.reward is None else f'{point.reward:.3f}'} of {point.rewards}{missing}"

@@ -1,0 +1,109 @@
+"""Evaluations of a training run while it trains: each is a run of its own for one version of the policy.
+
+Such a run has the purpose `eval`, and its config says what it evaluates, so a harness that starts again knows which
+versions were evaluated. Its groups are in no queue of the training run. Not here: who starts evaluations
+(harness/evaluation), and what came out (proxy/pool/inspect/evaluated.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import select
+
+from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
+from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
+from proxy.pool.rollouts.runs import Run, find_run, open_run
+from proxy.pool.schema import runs
+from proxy.pool.training.steps import Version, current_names, versions
+
+KEY = "evaluates"
+"""Under this key the config of a run says what it evaluates."""
+
+
+class Evaluates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run evaluates."""
+
+    run: str
+    """Name of the training run."""
+    run_id: int
+    version: str
+    """Name of the version that the engines served when it began. Others may have sampled some of it."""
+    step: int
+    engine: str = ""
+    """URL of the engine that the trainer is asked to leave at this version until it has ended; empty: none."""
+    rollouts: int
+    """How many it has."""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation of a training run."""
+
+    run_id: int
+    """Its own id."""
+    name: str
+    of: Evaluates
+
+
+def open_evaluation(
+    pool: Pool, run: Run, version: Version, what: Mapping[str, Any], *, engine: str, rollouts: int
+) -> Evaluation:
+    """Open the run that evaluates a version. `what`: its tasks and agents. `engine`: see Evaluates."""
+    at = {"version": version.name, "step": version.step, "engine": engine}
+    of = Evaluates(run=run.name, run_id=run.id, rollouts=rollouts, **at)
+    name = f"{run.name}-eval-{version.name}"
+    opened = open_run(pool, name, "eval", {**what, KEY: msgspec.to_builtins(of)})
+    return Evaluation(run_id=opened.id, name=name, of=of)
+
+
+def evaluations(pool: Pool, run_id: int) -> list[Evaluation]:
+    """Return the evaluations of a training run in the order of their steps, without those of retired versions."""
+    current = {version.name for version in versions(pool, run_id)}
+    found = [each for each in all_evaluations(pool) if each.of.run_id == run_id and each.of.version in current]
+    return sorted(found, key=lambda each: each.of.step)
+
+
+def all_evaluations(pool: Pool) -> list[Evaluation]:
+    """Return the evaluations of all training runs of a pool, in the order in which they began."""
+    query = select(runs.c.id, runs.c.name, runs.c.config).where(runs.c.purpose == "eval").order_by(runs.c.id)
+    with pool.read() as connection:
+        rows = connection.execute(query).all()
+    return [_evaluation(row.id, row.name, row.config) for row in rows if KEY in row.config]
+
+
+def evaluated_by(pool: Pool, run_id: int) -> Evaluates | None:
+    """Return what a run evaluates; None: it is no evaluation of a training run."""
+    with pool.read() as connection:
+        config = connection.scalar(select(runs.c.config).where(runs.c.id == run_id)) or {}
+    return _evaluation(run_id, "", config).of if KEY in config else None
+
+
+def held_engines(pool: Pool, run_id: int) -> dict[str, str]:
+    """Return the engines that evaluations of a training run want held while their harness is alive: URL -> version."""
+    columns = (runs.c.id, runs.c.name, runs.c.config, runs.c.owner, runs.c.owner_seen_at)
+    query = select(*columns).where(runs.c.purpose == "eval", runs.c.owner.is_not(None))
+    held: dict[str, str] = {}
+    with pool.read() as connection:
+        now = database_time(connection, pool)
+        rows = [row for row in connection.execute(query) if row.owner is not None and KEY in row.config]
+    for row in rows:
+        of = _evaluation(row.id, row.name, row.config).of
+        owner = msgspec.convert(row.owner, PoolProcess)
+        if of.run_id == run_id and of.engine and is_alive(owner, this_process(), now - row.owner_seen_at):
+            held[of.engine] = of.version
+    kept = current_names(pool, run_id, set(held.values()))[1] if held else frozenset[str]()
+    return {url: version for url, version in held.items() if version in kept}  # no rollback has retired it
+
+
+def find_teacher(pool: Pool, name: str) -> Run:
+    """Return the run of this name, to imitate it. UserError where it evaluates a training run."""
+    run = find_run(pool, name)
+    if KEY in run.config:
+        of = run.config[KEY]["run"]
+        raise UserError(f"run {name!r} evaluates the run {of!r}, so nothing is trained on it; name another run")
+    return run
+
+
+def _evaluation(run_id: int, name: str, config: Mapping[str, Any]) -> Evaluation:
+    return Evaluation(run_id=run_id, name=name, of=msgspec.convert(config[KEY], Evaluates))
