@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.agents import mcp_forms
 from harness.agents.base import Agent, Endpoint
 from harness.agents.bundles.install import bundle_at
 from harness.agents.one_call import ask
@@ -298,10 +299,11 @@ class LiveAttempt:
         await asyncio.to_thread(write_snapshot, context.logs, self._log_name, snapshot)  # many files: a while to write
         url = f"{sandbox.model_url}/v1" if sandbox.model_url else context.url
         endpoint = Endpoint(url, self._key, context.model, context.context_length)
-        launch = self._job.agent.launch(endpoint, bundle_at(sandbox.bundles, self._job.agent.bundle or ""))
+        launch = self._job.agent.launch(endpoint, bundle_at(sandbox.bundles, self._job.agent.bundle or ""), task.mcp)
         env = task.env | self._agent_env | launch.env
         env |= {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
         env |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
+        env |= {"MCP_FILE": f"{sandbox.home}/{mcp_forms.FILE}"} if task.mcp else {}
         limits = task.command_limits(min(task.timeout, context.budgets.seconds or task.timeout))
         excused = partial(context.engine.stood_still, self._id)
         watched = HangWatch(
@@ -310,6 +312,8 @@ class LiveAttempt:
         )  # fmt: skip
         async with context.slots.agents:
             await sandbox.write("~/instruction.md", task.instruction)
+            if task.mcp:
+                await sandbox.write(f"~/{mcp_forms.FILE}", mcp_forms.file_text(task.mcp))
             for path, text in launch.files.items():
                 await sandbox.write(path, text)
             began = time.time()

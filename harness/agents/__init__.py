@@ -1,16 +1,16 @@
 """The agents that the harness can start, one module each: how to install and to launch them. No rollouts."""
 
-from harness.agents.aider import Aider
 from harness.agents.base import Agent
 from harness.agents.bundles.install import FromRegistry
-from harness.agents.claude_code import ClaudeCode
-from harness.agents.codex import Codex
+from harness.agents.cli.aider import Aider
+from harness.agents.cli.claude_code import ClaudeCode
+from harness.agents.cli.codex import Codex
+from harness.agents.cli.gemini_cli import GeminiCli
+from harness.agents.cli.mini_swe_agent import MiniSweAgent
+from harness.agents.cli.opencode import CLIENTS, Opencode
+from harness.agents.cli.qwen_code import QwenCode
 from harness.agents.command import CommandAgent
-from harness.agents.gemini_cli import GeminiCli
-from harness.agents.mini_swe_agent import MiniSweAgent
 from harness.agents.native_agent import CONTEXT_POLICIES, Native
-from harness.agents.opencode import CLIENTS, Opencode
-from harness.agents.qwen_code import QwenCode
 from proxy.pool.errors import UserError
 
 _ADAPTERS: tuple[FromRegistry, ...] = (

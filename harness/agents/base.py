@@ -1,10 +1,18 @@
 """The interface of an agent's adapter, which says how the agent is started. The agent itself is never changed.
 
-Every agent finds OPENAI_BASE_URL, OPENAI_API_KEY, MODEL, INSTRUCTION and INSTRUCTION_FILE in its environment.
+Every agent finds OPENAI_BASE_URL, OPENAI_API_KEY, MODEL, INSTRUCTION and INSTRUCTION_FILE in its environment, and
+MCP_FILE where the task has MCP servers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from harness.tasks.schema import McpServer
+
+NO_MCP: frozenset[str] = frozenset()
+STDIO = frozenset({"stdio"})
+STDIO_AND_HTTP = frozenset({"stdio", "http"})
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,12 @@ class Agent(Protocol):
     def bundle(self) -> str | None:
         """The name of the bundle with its files. None when it is in the sandbox anyway."""
 
+    @property
+    def mcp(self) -> frozenset[str]:
+        """How it speaks with MCP servers, whose tools it then offers to the model."""
+
     def check(self) -> None:
         """Check that the agent is installed. UserError with the command that installs it when it is not."""
 
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
-        """How to start it against this endpoint."""
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
+        """How to start it against this endpoint, with the tools of these MCP servers."""

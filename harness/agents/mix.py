@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.agents.base import Agent
+from harness.tasks import Task
 from proxy.pool.errors import UserError
 
 
@@ -45,3 +46,14 @@ def check(scaffolds: Sequence[Scaffold], purpose: str) -> None:
         raise UserError("the weights of all agents are 0, so nothing would run; give one of them a weight")
     if purpose == "train" and all(scaffold.held_out or not scaffold.weight for scaffold in scaffolds):
         raise UserError("every agent of the run is held out, so nothing could be trained; use `harness eval`")
+
+
+def check_servers(scaffolds: Sequence[Scaffold], tasks: Sequence[Task]) -> None:
+    """Check that the agents can use the tasks' MCP servers. UserError for the first that cannot."""
+    needed = {server.spoken: task.id for task in tasks for server in task.mcp}
+    for scaffold in scaffolds:
+        for spoken in sorted(needed.keys() - scaffold.agent.mcp if scaffold.weight else ()):
+            raise UserError(
+                f"task {needed[spoken]!r} has an MCP server over {spoken}, which the agent {scaffold.name!r} cannot "
+                "use; leave out one of them (docs/agents.md says which agents have MCP)"
+            )

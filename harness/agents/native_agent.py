@@ -6,10 +6,12 @@ Its bundle is a copy of the files here, so installing it needs no network. Its n
 import hashlib
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.base import STDIO, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, compile_python
+from harness.tasks.schema import McpServer
 
 SOURCE = Path(__file__).with_name("native")
 MAIN = "import sys\n\nfrom native.__main__ import main\n\nsys.exit(main())\n"
@@ -28,6 +30,7 @@ def _version() -> str:
 class Native(FromRegistry):
     """`native`, which lets the model manage its context, or `native-POLICY`."""
 
+    mcp = STDIO
     package = Package("native", _version(), PACKAGES, "python")
 
     def __init__(self, policy: str = "free"):
@@ -37,11 +40,13 @@ class Native(FromRegistry):
     def install(self) -> None:
         self.package.install(_fill)
 
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         binary = shlex.join(self.package.command(bundle))
         # the settings may name the policy where the agent's name does not
+        servers_option = '--mcp "$MCP_FILE" ' if servers else ""
         policy = "" if self._policy == "free" else f"--policy {self._policy} "
-        return Launch(command=f'exec {binary} --context {endpoint.context_length} {policy}-- "$INSTRUCTION"')
+        options = f"--context {endpoint.context_length} {policy}{servers_option}"
+        return Launch(command=f'exec {binary} {options}-- "$INSTRUCTION"')
 
 
 def _fill(directory: Path) -> None:

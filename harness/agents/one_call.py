@@ -6,10 +6,11 @@ instruction says everything, and retries, since a failed call fails the attempt,
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.base import NO_MCP, Bundle, Endpoint, Launch
 from harness.tasks import Task
+from harness.tasks.schema import McpServer
 from harness.verdict.chat_client import ChatModel, NoAnswer, complete
 from proxy.pool.errors import UserError
 from sandboxes.base import Result
@@ -22,13 +23,14 @@ AGENT = "one-call"
 class OneCall:
     """The adapter of the built-in agent, for runs that name no other."""
 
+    mcp = NO_MCP
     name = AGENT
     bundle = None
 
     def check(self) -> None:
         """Nothing to check: it is built in."""
 
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         raise UserError(f"the agent {AGENT!r} cannot work in a sandbox; name another one with --agent")
 
 

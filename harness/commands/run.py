@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from harness.agents import INSTALLED
-from harness.agents.mix import Scaffold
+from harness.agents.mix import Scaffold, check_servers
 from harness.anchors import Anchors
 from harness.async_pool import AsyncPool
 from harness.commands.evaluations import show
@@ -164,6 +164,7 @@ def run(verb: str, settings: Settings) -> int:
     judge = _judge(settings, tasks)
     needs_agent = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in tasks)
     scaffolds = settings.scaffolds(PURPOSES[verb]) if needs_agent else []
+    check_servers(scaffolds, mix.tasks)
     directory = RunDir(settings.where(verb))
     console = make_console()
     for reason in (*loaded.refused, *(evaluated.refused if evaluated else ())):

@@ -39,6 +39,7 @@ def _faults(task: Task) -> Iterator[str]:
         yield from _environment_faults(f"services[{index}].env", service.env)
         if [other.name for other in task.services].count(service.name) > 1 or service.name == "localhost":
             yield f"services[{index}].name: {service.name!r} is taken; give every service its own"
+    yield from _server_faults(task)
     for place in task.reach:
         try:
             ip_network(place)
@@ -58,6 +59,23 @@ def _faults(task: Task) -> Iterator[str]:
         yield from _verifier_faults(f"steps[{index}].verifier", _with(task, step.verifier))
     if task.work and not task.work.startswith("/"):
         yield f"work: {task.work!r} must be absolute in the sandbox; begin it with /"
+
+
+def _server_faults(task: Task) -> Iterator[str]:
+    names = [server.name for server in task.mcp]
+    for index, server in enumerate(task.mcp):
+        field = f"mcp[{index}]"
+        if bool(server.command) == bool(server.url):
+            yield f"{field}: gives {'both a' if server.url else 'no'} command and url; give one of them"
+        if server.url and not server.url.startswith(("http://", "https://")):
+            yield f"{field}.url: {server.url!r} is no address; begin it with http:// or https://"
+        if server.url and server.env:
+            yield f"{field}.env: goes with a command, not with a url; remove it"
+        if names.count(server.name) > 1:
+            yield f"{field}.name: {server.name!r} is taken; give every server its own"
+        yield from _environment_faults(f"{field}.env", server.env)
+    if task.mcp and task.domain != "agent":
+        yield f"mcp: a task of domain {task.domain!r} is one model call without tools; use the domain 'agent'"
 
 
 def _agent_faults(task: Task) -> Iterator[str]:

@@ -26,7 +26,7 @@ from harness.tasks.harbor_toml import (
     unknown,
 )
 from harness.tasks.harbor_verifier import LOGS, limits_of, patience, until_healthy, verifier_of
-from harness.tasks.schema import Solution, Step, Task, TaskImage, Verifier
+from harness.tasks.schema import McpServer, Solution, Step, Task, TaskImage, Verifier
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import check_content, read_text
 from proxy.pool.settings_file import checked, read_table
@@ -63,6 +63,12 @@ def load_harbor(directory: Path) -> Task:
         steps_reward=file.multi_step_reward_strategy or "mean",
         image=compose.image or _image(directory, environment),
         services=compose.services,
+        mcp=tuple(
+            McpServer(
+                name=server.name, command=(server.command, *server.args) if server.command else (), url=server.url
+            )
+            for server in environment.mcp_servers
+        ),
         profile="harbor",
         network="full" if (agent.network_mode or environment.network_mode) == "public" else "model",
         work=environment.workdir or "",

@@ -1,6 +1,6 @@
 """The tables of Harbor's task.toml (schema versions 1.0 to 1.4), and the keys that are refused here.
 
-Keys are refused when ignoring them would change the task: GPUs, TPUs, other systems, MCP servers, skills,
+Keys are refused when ignoring them would change the task: GPUs, TPUs, other systems, MCP servers over SSE, skills,
 lists of allowed hosts, other users than root (and in services, than the image's), a network that differs between steps,
 variables of this machine, and prior trajectories.
 """
@@ -50,6 +50,16 @@ class HarborHealthcheck(msgspec.Struct, frozen=True, kw_only=True):
     retries: Count = 3
 
 
+class HarborMcpServer(msgspec.Struct, frozen=True, kw_only=True):
+    """One of [[environment.mcp_servers]]."""
+
+    name: Text
+    transport: str = "sse"
+    url: str = ""
+    command: str = ""
+    args: list[str] = []
+
+
 class HarborEnvironment(msgspec.Struct, kw_only=True):
     """[environment]. `resolved` moves sizes of older schemas and `allow_internet` into today's keys."""
 
@@ -64,7 +74,7 @@ class HarborEnvironment(msgspec.Struct, kw_only=True):
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
-    mcp_servers: list[dict[str, Any]] = []
+    mcp_servers: list[HarborMcpServer] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
     healthcheck: HarborHealthcheck | None = None
@@ -195,8 +205,10 @@ def _environment_lacks(name: str, environment: HarborEnvironment) -> Iterator[tu
         yield f"{name}.os = {environment.os!r}", "is not offered: sandboxes are Linux containers"
     if environment.gpus or environment.tpu:
         yield f"{name}.gpus" if environment.gpus else f"{name}.tpu", "is not offered: sandboxes have none"
-    if environment.mcp_servers:
-        yield f"{name}.mcp_servers", "is not offered: agents are started without MCP servers"
+    for server in environment.mcp_servers:
+        if server.transport not in ("stdio", "streamable-http"):
+            key = f"{name}.mcp_servers.{shortened(server.name)}.transport = {shortened(repr(server.transport))}"
+            yield key, "is not offered: agents speak stdio and streamable-http with MCP servers"
     if environment.skills_dir:
         yield f"{name}.skills_dir", "is not offered: agents are started without skills"
     yield from _phase_lacks(name, environment.network_mode, None)

@@ -60,6 +60,24 @@ class TaskService(Strict, frozen=True, kw_only=True):
     ready_timeout: Seconds = 60
 
 
+class McpServer(Strict, frozen=True, kw_only=True):
+    """A server whose tools the agent gets (Model Context Protocol). It has a command or a URL."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+    """Agents put it before the names of the server's tools."""
+    command: tuple[Text, ...] = ()
+    """Program and arguments. The agent starts it in its sandbox and speaks over its standard input and output."""
+    env: dict[str, str] = {}
+    """Environment variables of the program. Which of the agent's it sees beside them depends on the agent."""
+    url: str = ""
+    """Address of a server that runs already, for example in a service. Spoken to over (streamable) HTTP."""
+
+    @property
+    def spoken(self) -> str:
+        """stdio or http."""
+        return "stdio" if self.command else "http"
+
+
 class Artifact(Strict, frozen=True, kw_only=True):
     """A file or directory of the agent's that the verdict is about."""
 
@@ -232,6 +250,8 @@ class Task(Strict, frozen=True, kw_only=True):
     """None: the back end's default."""
     services: Annotated[tuple[TaskService, ...], msgspec.Meta(max_length=MAX_SERVICES)] = ()
     """Started in this order before set-up, each when the one before it is ready."""
+    mcp: Annotated[tuple[McpServer, ...], msgspec.Meta(max_length=MAX_SERVICES)] = ()
+    """MCP servers whose tools the agent gets. docs/agents.md says which agents have MCP."""
     profile: Profile = "strict"
     """strict: unprivileged, read-only root. harbor: root of a user namespace, writable root."""
     network: Network = "model"

@@ -9,7 +9,7 @@ import msgspec
 from harness.tasks.schema import Task, TaskLimits, Verifier
 
 LATER: Mapping[type, frozenset[str]] = {
-    Task: frozenset({"reach"}),
+    Task: frozenset({"reach", "mcp"}),
     TaskLimits: frozenset({"system_calls"}),
     Verifier: frozenset({"cases", "range", "where", "artifacts", "carry", "collect", "environment"}),
 }

@@ -15,6 +15,7 @@ HELLO = "Write hello.txt"
 CHECKED = "Write hello.txt and check it"
 SHARED = "Write hello.txt with two helpers"
 LONG = "Write hello.txt after reading much"
+TOLD = "Write what the word server tells into hello.txt"
 TOO_LONG = "Write hello.txt after reading too much"
 """Instructions of tasks, each with turns of its own."""
 
@@ -26,12 +27,16 @@ READ = "seq -s ' '"
 SUMMARY = "A lot was read; hello.txt is to be written."
 SHELLS = {
     "shell": "command",
+    "execute": "command",
+    "terminal": "command",
     "bash": "command",
     "Bash": "command",
     "run_shell_command": "command",
     "exec_command": "cmd",
 }
 """Shell tools of the agents -> the argument that holds the command."""
+TELL = "the-word-is"
+"""What the tool of an MCP server is asked, and begins its answer with."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """How mini-swe-agent ends."""
 FILE_LISTING = "*file listing*"
@@ -141,6 +146,14 @@ def shared(asked: Asked) -> list[str]:
     return ["\n".join(call(CODEXS_HELPER, message=half) for half in HALVES), *waits, *join]
 
 
+def told(asked: Asked) -> list[str]:
+    """What the tool of an MCP server says is in no prompt before. Agents name such tools differently."""
+    tool = next((name for name in asked.tools if name.endswith("tell")), None)
+    said = re.search(rf"{TELL} (\w+)", asked.text)
+    first = call(tool, text=TELL) if tool else f"There is no such tool among {', '.join(asked.tools)}."
+    return [first, asked.run(f"echo {said[1] if said else ''} > hello.txt"), asked.end("Done as told.")]
+
+
 def half(asked: Asked) -> list[str]:
     command = next(command for instruction, command in HALVES.items() if instruction in asked.users)
     return [asked.run(command), f"Done: {command}"]
@@ -156,6 +169,7 @@ SCENES = {
     CHECKED: checked,
     SHARED: shared,
     LONG: long,
+    TOLD: told,
     TOO_LONG: too_long,
     HELLO: plain,
 }

@@ -5,6 +5,7 @@ Sub-agents and compaction are live for opencode and codex. Most cases are long; 
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ import pytest
 from harness.agents import INSTALLED
 from harness.agents.base import Endpoint
 from harness.agents.bundles.install import bundle_at
+from harness.agents.mcp_forms import file_text
+from harness.agents.mix import Scaffold, check_servers
 from harness.cli import main
 from harness.setup.stack import RunningProxy
+from harness.tasks import Task
+from harness.tasks.schema import McpServer
 from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.conftest import need
 from tests.harness import scripts
-from tests.harness.conftest import HELLO, results, write_tasks
+from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 from tests.harness.live import Conversation, Line, tree, write_table
 
 IN_CI = ("mini-swe-agent", "opencode", "codex", "native")
@@ -98,6 +104,24 @@ LIVE = [
 ]
 
 
+WORDS = {
+    "id": "words",
+    "instruction": scripts.TOLD,
+    "files": {"words.py": (Path(__file__).parent / "native" / "mcp_server.py").read_text()},
+    "mcp": [{"name": "words", "command": ["python3", "words.py"], "env": {"WORD": "quince"}}],
+    "verifier": {"command": 'test "$(cat hello.txt)" = quince', "timeout": 30},
+    "timeout": 240,
+}
+"""A task whose MCP server alone knows what is to be written."""
+WITH_MCP = [name for name in sorted(INSTALLED) if INSTALLED[name].mcp]
+
+SERVERS = (
+    McpServer(name="count", command=("python3", "count.py"), env={"FROM": "1"}),
+    McpServer(name="words", url="http://words:80/mcp"),
+)
+ENDPOINT = Endpoint("http://127.0.0.1:1/v1", "bf-key", "model", 4096)
+
+
 def need_agent(name: str) -> None:
     package = INSTALLED[name].package
     if name in NATIVES and package.installed_version() != package.version:
@@ -133,6 +157,18 @@ def test_an_unmodified_agent_finishes_its_task_and_leaves_this_tree(
     table.append(Line(name, version, instruction, row["seconds"], row["completions"], tuple(conversations)))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_MCP)
+def test_the_tools_of_a_tasks_mcp_server_reach_the_model(name: str, proxy: RunningProxy, tmp_path: Path) -> None:
+    need_agent(name)
+    tasks = write_tasks(tmp_path / "tasks.jsonl", WORDS)
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
+    assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
+    (row,) = results(tmp_path / "run")
+    assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
+    assert row["trainable"] == row["completions"]
+
+
 def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[..., list[dict[str, Any]]]) -> None:
     (row,) = run()
     assert (row["reward"], row["completions"], row["attempts"]) == (1.0, 2, 1)
@@ -141,7 +177,30 @@ def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[...
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_instruction_that_looks_like_an_option_stays_an_argument(name: str) -> None:
     need_agent(name)
-    launch = INSTALLED[name].launch(
-        Endpoint("http://127.0.0.1:1/v1", "bf-key", "model", 4096), bundle_at("/agents", name)
-    )
+    launch = INSTALLED[name].launch(ENDPOINT, bundle_at("/agents", name), ())
     assert '"$INSTRUCTION"' in launch.command and "bf-key" not in str(launch)
+
+
+@pytest.mark.parametrize("name", WITH_MCP)
+def test_an_agent_is_started_with_a_tasks_mcp_servers(name: str) -> None:
+    """Programs and addresses stand in the file or on the command line that the agent reads them from."""
+    plain = INSTALLED[name].launch(ENDPOINT, bundle_at("/agents", name), ())
+    told = INSTALLED[name].launch(ENDPOINT, bundle_at("/agents", name), SERVERS)
+    common = '"$MCP_FILE"' in told.command
+    words = "".join(told.files.values()) if not common else file_text(SERVERS)
+    assert "count.py" in words and "http://words:80/mcp" in words
+    assert "count.py" not in str(plain) and "MCP_FILE" not in plain.command
+
+
+def test_a_task_with_mcp_servers_needs_an_agent_with_mcp(run: Callable[..., list[dict[str, Any]]]) -> None:
+    program, address = (Task(id=server.name, mcp=(server,)) for server in SERVERS)
+    for name, refused in (("aider", program), ("mini-swe-agent", address), ("native", address)):
+        scaffold = Scaffold(name=name, agent=INSTALLED[name])
+        check_servers([scaffold], [Task(id="u")])
+        check_servers([replace(scaffold, weight=0)], [refused])
+        with pytest.raises(UserError, match=f"'{refused.id}' has an MCP server over .*'{name}' cannot use; leave out"):
+            check_servers([scaffold], [refused])
+    check_servers([Scaffold(name="native", agent=INSTALLED["native"])], [program])
+    words = WORDS | {"instruction": scripts.HELLO, "verifier": {"command": "grep -q words.py found"}}
+    (row,) = run(tasks=[words], command=f'cp "$MCP_FILE" found; {SHELL_AGENT}')
+    assert row["reward"] == 1.0, row

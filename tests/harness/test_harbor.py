@@ -135,7 +135,10 @@ def test_steps_share_tests_and_bring_their_own(tmp_path: Path) -> None:
         ("[environment]\ngpus = 1", "environment.gpus is not offered"),
         ('[environment]\nos = "windows"', "environment.os = 'windows' is not offered"),
         ('[environment]\nskills_dir = "/s"', "environment.skills_dir is not offered"),
-        ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"', "environment.mcp_servers is not offered"),
+        (
+            '[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"',
+            "environment.mcp_servers.m.transport = 'sse' is not offered",
+        ),
         ('[environment]\nnetwork_mode = "allowlist"', "environment.network_mode = 'allowlist' is not offered"),
         ('[agent]\nnetwork_mode = "allowlist"', "agent.network_mode = 'allowlist' is not offered"),
         ('[agent]\nuser = "nobody"', "agent.user = 'nobody' is not offered"),
@@ -153,6 +156,17 @@ def test_what_is_not_offered_refuses_this_task_by_the_key(tmp_path: Path, toml: 
     with pytest.raises(Refused) as raised:
         load_harbor(task_directory(tmp_path, toml))
     assert str(raised.value).startswith(f"{tmp_path}: {sentence}")
+
+
+def test_mcp_servers_become_those_of_the_task(tmp_path: Path) -> None:
+    program = 'name = "p"\ntransport = "stdio"\ncommand = "python3"\nargs = ["/s.py"]'
+    address = 'name = "a-b"\ntransport = "streamable-http"\nurl = "http://m:8000/mcp"'
+    tables = "\n".join(f"[[environment.mcp_servers]]\n{table}" for table in (program, address))
+    found = load_harbor(task_directory(tmp_path, tables)).mcp
+    assert [(server.name, server.command, server.url) for server in found] == [
+        ("p", ("python3", "/s.py"), ""),
+        ("a-b", (), "http://m:8000/mcp"),
+    ]
 
 
 def test_files_that_are_not_offered_refuse_the_task_too(tmp_path: Path) -> None:

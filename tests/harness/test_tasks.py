@@ -15,6 +15,7 @@ from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
 
 ANSWERED = {"id": "b", "instruction": "What is 6 * 7?", "domain": "qa", "checker": {"kind": "exact", "answer": "42"}}
+WORDS = {"name": "words", "command": ["python3", "words.py"]}
 DATABASE = {"name": "db", "image": {"name": "postgres:16"}}
 TABLES = {
     "tasks.jsonl": Task,
@@ -70,6 +71,15 @@ def test_every_example_is_accepted(path: Path) -> None:
         (json.dumps(HELLO | {"id": "b", "services": [{"name": "a", "image": {}}]}), "line 2: services[0].image: names"),
         (json.dumps(HELLO | {"id": "b", "services": [DATABASE, DATABASE]}), "line 2: services[0].name: 'db' is taken"),
         (json.dumps(HELLO | {"id": "b", "image": {}}), "line 2: image: names nothing"),
+        (json.dumps(HELLO | {"id": "b", "mcp": [{"name": "a b", "url": "http://m"}]}), "line 2: mcp[0].name = 'a b': "),
+        (json.dumps(HELLO | {"id": "b", "mcp": [{"name": "a"}]}), "line 2: mcp[0]: gives no command and url; give one"),
+        (json.dumps(HELLO | {"id": "b", "mcp": [WORDS | {"url": "http://m"}]}), "line 2: mcp[0]: gives both a command"),
+        (json.dumps(HELLO | {"id": "b", "mcp": [{"name": "a", "url": "m"}]}), "line 2: mcp[0].url: 'm' is no address"),
+        (json.dumps(HELLO | {"id": "b", "mcp": [WORDS, WORDS]}), "line 2: mcp[0].name: 'words' is taken"),
+        (
+            json.dumps(HELLO | {"id": "b", "mcp": [WORDS | {"env": {"A B": ""}}]}),
+            "line 2: mcp[0].env: 'A B' is no name",
+        ),
         (
             json.dumps(HELLO | {"id": "b", "daemons": True, "verifier": {"command": "x", "environment": {}}}),
             "line 2: verifier.environment: goes with a fresh sandbox; set where = 'fresh'",

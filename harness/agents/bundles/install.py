@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from harness.agents.base import Bundle, Endpoint, Launch
+from harness.tasks.schema import McpServer
 from proxy.pool.errors import UserError
 from sandboxes.bundles import AGENTS, NODE, PYTHON, read_manifest, seal_bundle
 
 PACKAGES = Path("packages")
 """Directory of a Python agent's packages in its bundle, with a `__main__` that starts it."""
+
+START_SECONDS = 300
+"""How long an agent may take to show its help, on a busy machine and from a cold disk."""
 
 
 def agents_directory() -> Path:
@@ -73,8 +77,8 @@ class Package:
     def starts(self) -> bool:
         try:
             command = [*self.command(bundle_at(str(agents_directory()), self.name)), "--help"]
-            return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
-        except OSError:
+            return subprocess.run(command, capture_output=True, timeout=START_SECONDS).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
             return False
 
 
@@ -82,6 +86,8 @@ class FromRegistry(ABC):
     """An adapter for an agent that is installed as a bundle: from a registry, or from this project's own files."""
 
     name: str
+    mcp: frozenset[str]
+    """How it speaks with MCP servers (harness/agents/base.py)."""
     package: Package
     """The bundle to install."""
 
@@ -97,7 +103,7 @@ class FromRegistry(ABC):
         """Install the package's version. UserError when that fails."""
 
     @abstractmethod
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch: ...
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch: ...
 
 
 def bundle_at(root: str, name: str) -> Bundle:
@@ -108,8 +114,8 @@ def bundle_at(root: str, name: str) -> Bundle:
     return Bundle(f"{root}/{name}", str(Path(sys.executable).resolve()), shutil.which("node") or "node")
 
 
-def pip_install(package: Package, requirements: Sequence[str], main: str) -> None:
-    """Install Python packages. `main` is the text of the module that starts the agent."""
+def pip_install(package: Package, requirements: Sequence[str], main: str, beside: Sequence[Path] = ()) -> None:
+    """Install Python packages. `main` is the text of the module that starts the agent, `beside` what it imports."""
 
     def fill(directory: Path) -> None:
         packages = directory / PACKAGES
@@ -117,6 +123,8 @@ def pip_install(package: Package, requirements: Sequence[str], main: str) -> Non
         run([*pip, "--target", str(packages), *requirements], package.name)
         shutil.rmtree(packages / "bin", ignore_errors=True)  # scripts that name this machine's interpreter
         (packages / "__main__.py").write_text(main)
+        for file in beside:
+            shutil.copy(file, packages)
         compile_python(packages)
 
     package.install(fill)

@@ -1,6 +1,6 @@
 """Starts the agent at one task: reads its options and the environment, and closes what it opened.
 
-usage: python -m native --context TOKENS [--policy NAME] [--settings FILE] -- INSTRUCTION
+usage: python -m native --context TOKENS [--policy NAME] [--settings FILE] [--mcp FILE] -- INSTRUCTION
 """
 
 import argparse
@@ -13,7 +13,7 @@ from .loop import Worker
 from .mcp import Servers
 from .model import Model, NoCompletion
 from .policy import POLICIES, ContextPolicy
-from .settings import SettingsError, read_settings
+from .settings import SettingsError, read_servers, read_settings
 from .shell import Shell
 
 USUAL_FILE = "~/.native.json"
@@ -39,7 +39,7 @@ def _work(arguments: argparse.Namespace) -> None:
     policy = ContextPolicy(arguments.policy or settings.policy, settings, arguments.instruction, arguments.context)
     model = Model(*map(_variable, ("OPENAI_BASE_URL", "OPENAI_API_KEY", "MODEL")))
     with Shell(settings.command_seconds) as shell, Servers() as servers:
-        servers.start(settings.mcp)
+        servers.start(settings.mcp | (read_servers(Path(arguments.mcp)) if arguments.mcp else {}))
         worker = Worker(model, settings, policy, shell, servers.tools(), Results())
         print(worker.work_on_task(arguments.instruction))
 
@@ -55,6 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("instruction", help="the task")
     parser.add_argument("--context", type=int, required=True, metavar="TOKENS", help="the model's context length")
     parser.add_argument("--policy", choices=sorted(POLICIES), help="who manages the context (default: free)")
+    parser.add_argument("--mcp", metavar="FILE", help="JSON file of more MCP servers, under the key mcpServers")
     parser.add_argument("--settings", metavar="FILE", help=f"JSON file (default: {USUAL_FILE}, where there is one)")
     return parser.parse_args()
 

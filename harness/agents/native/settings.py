@@ -59,6 +59,21 @@ def read_settings(file: Path, *, must_exist: bool) -> AgentSettings:
     return AgentSettings(**{key: _READERS[key](key, value) for key, value in table.items()})
 
 
+def read_servers(file: Path) -> dict[str, McpServer]:
+    """Read the servers of a file in the common form. SettingsError for one that is reached over HTTP."""
+    try:
+        table = json.loads(file.read_text())["mcpServers"]
+        return {name: _common_server(name, server) for name, server in table.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(f"the file of MCP servers {file} cannot be read ({error}); correct it") from None
+
+
+def _common_server(name: str, server: dict[str, Any]) -> McpServer:
+    if "url" in server:
+        raise SettingsError(f"the MCP server {name} has a URL; use one that is a program, as HTTP is not spoken here")
+    return McpServer(command=(server["command"], *server.get("args", ())), env=server.get("env", {}))
+
+
 def _text(key: str, value: Any) -> str:
     return value if isinstance(value, str) and value else _wrong(key, value, "a text")
 

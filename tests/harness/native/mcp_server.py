@@ -1,4 +1,7 @@
-"""A small MCP server: two pages of tools, one that asks its client something first, one that fails, one that dies."""
+"""A small MCP server: two pages of tools, one that asks its client something first, one that fails, one that dies.
+
+It also serves unmodified agents (tests/harness/test_agents.py), which ask for more than tools.
+"""
 
 import json
 import os
@@ -20,6 +23,8 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         sys.exit(3)
     if name == "fail":
         return {"content": [{"type": "text", "text": "it does not work"}], "isError": True}
+    if name == "tell":
+        return {"content": [{"type": "text", "text": f"{arguments['text']} {os.environ['WORD']}"}]}
     say(id="s1", method="ping")
     pong = json.loads(sys.stdin.readline())
     say(id="s2", method="sampling/createMessage", params={})
@@ -36,10 +41,18 @@ for line in sys.stdin:
     if request["method"] == "initialize":
         name = request["params"]["clientInfo"]["name"]
         server = {"name": f"for {name}", "version": "1"}
-        say(id=request["id"], result={"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": server})
+        say(
+            id=request["id"],
+            result={"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": server},
+        )
     elif request["method"] == "tools/list":
-        more = request["params"].get("cursor")
-        page = {"tools": [tool("fail"), tool("die")]} if more else {"tools": [tool("join")], "nextCursor": "more"}
+        more = request.get("params", {}).get("cursor")
+        rest = [tool("fail"), tool("die")]
+        page = {"tools": rest} if more else {"tools": [tool("join"), tool("tell")], "nextCursor": "more"}
         say(id=request["id"], result=page)
+    elif request["method"] == "ping":
+        say(id=request["id"], result={})
+    elif request["method"] != "tools/call":
+        say(id=request["id"], error={"code": -32601, "message": "not served"})
     else:
         say(id=request["id"], result=call(request["params"]["name"], request["params"]["arguments"]))

@@ -1,9 +1,11 @@
 """mini-swe-agent from PyPI: chat completions with one bash tool, through litellm. OPENAI_BASE_URL is enough for it."""
 
 import shlex
+from collections.abc import Sequence
 
-from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.base import NO_MCP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, pip_install
+from harness.tasks.schema import McpServer
 
 MAIN = "from minisweagent.run.mini import app\n\napp()\n"
 
@@ -11,6 +13,7 @@ MAIN = "from minisweagent.run.mini import app\n\napp()\n"
 class MiniSweAgent(FromRegistry):
     """`mini` in yolo mode, which ends when the model submits."""
 
+    mcp = NO_MCP
     name = "mini-swe-agent"
     # without `mcp`, litellm fails to import and mini retries that as if the model were down
     package = Package(name, "2.4.6", PACKAGES, "python")
@@ -19,7 +22,7 @@ class MiniSweAgent(FromRegistry):
     def install(self) -> None:
         pip_install(self.package, self.requirements, MAIN)
 
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         model = shlex.quote(f"openai/{endpoint.model}")
         binary = shlex.join(self.package.command(bundle))
         return Launch(

@@ -5,10 +5,13 @@ It asks the same model for a session title in a second conversation without tool
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents import mcp_forms
+from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import FromRegistry, Package, npm_install
+from harness.tasks.schema import McpServer
 
 PROVIDER = "blackforge"
 CLIENTS = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
@@ -19,30 +22,45 @@ PATIENT = {"timeout": False, "headerTimeout": False, "chunkTimeout": 1_200_000} 
 class Opencode(FromRegistry):
     """`opencode run` with every permission. Its name tells the dialect, except for chat completions."""
 
+    mcp = STDIO_AND_HTTP
     package = Package("opencode", "1.18.33", Path("node_modules/.bin/opencode"), "itself")
 
     def __init__(self, dialect: str = "chat"):
         self.name = "opencode" if dialect == "chat" else f"opencode-{dialect}"
-        self._client = CLIENTS[dialect]
+        self._dialect = dialect
 
     def install(self) -> None:
         npm_install(self.package, "opencode-ai", without="node_modules/opencode-*-*")  # builds for other machines
 
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         return Launch(
             command=f'exec {shlex.join(self.package.command(bundle))} run -- "$INSTRUCTION"',
             env={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
-            files={"~/.config/opencode/opencode.json": json.dumps(_config(endpoint, self._client))},
+            files={"~/.config/opencode/opencode.json": json.dumps(config(endpoint, self._dialect, servers))},
         )
 
 
-def _config(endpoint: Endpoint, client: str) -> dict[str, object]:
+def config(endpoint: Endpoint, dialect: str, servers: Sequence[McpServer]) -> dict[str, object]:
+    """The content of opencode.json, and of the same file of its relatives."""
     model = f"{PROVIDER}/{endpoint.model}"
     # opencode compacts its history when less than `output` is left of `context`
     limit = {"context": endpoint.context_length, "output": min(32_000, endpoint.context_length // 4)}
     provider = {
-        "npm": client,
+        "npm": CLIENTS[dialect],
         "options": {"baseURL": endpoint.url, "apiKey": "{env:OPENAI_API_KEY}"} | PATIENT,
         "models": {endpoint.model: {"name": endpoint.model, "tool_call": True, "limit": limit}},
     }
-    return {"provider": {PROVIDER: provider}, "model": model, "small_model": model, "permission": "allow"}
+    return {
+        "provider": {PROVIDER: provider},
+        "model": model,
+        "small_model": model,
+        "permission": "allow",
+        "mcp": {server.name: _server(server) for server in servers},
+    }
+
+
+def _server(server: McpServer) -> dict[str, object]:
+    limits: dict[str, object] = {"enabled": True, "timeout": 1000 * mcp_forms.SECONDS}
+    if server.url:
+        return {"type": "remote", "url": server.url} | limits
+    return {"type": "local", "command": server.command, "environment": server.env} | limits

@@ -5,10 +5,13 @@ It compacts its history when `model_auto_compact_token_limit` is reached; the li
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents import mcp_forms
+from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import FromRegistry, Package, npm_install
+from harness.tasks.schema import McpServer
 
 PROVIDER = "blackforge"
 PATIENCE_MS = 1_200_000  # calls wait during weight updates
@@ -17,21 +20,22 @@ PATIENCE_MS = 1_200_000  # calls wait during weight updates
 class Codex(FromRegistry):
     """`codex exec` without approvals and without its own sandbox."""
 
+    mcp = STDIO_AND_HTTP
     name = "codex"
     package = Package(name, "0.169.0", Path("codex"), "itself")
 
     def install(self) -> None:
         npm_install(self.package, "@openai/codex", native="node_modules/@openai/codex-*/vendor/*/bin/codex")
 
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         options = "--dangerously-bypass-approvals-and-sandbox --skip-git-repo-check"
         return Launch(
             command=f'exec {shlex.join(self.package.command(bundle))} exec {options} -- "$INSTRUCTION"',
-            files={"~/.codex/config.toml": _config(endpoint)},
+            files={"~/.codex/config.toml": _config(endpoint, servers)},
         )
 
 
-def _config(endpoint: Endpoint) -> str:
+def _config(endpoint: Endpoint, servers: Sequence[McpServer]) -> str:
     """The configuration as TOML. JSON strings, numbers and booleans are valid TOML too."""
     settings = {
         "model": endpoint.model,
@@ -48,4 +52,8 @@ def _config(endpoint: Endpoint) -> str:
         f"model_providers.{PROVIDER}.wire_api": "responses",
         f"model_providers.{PROVIDER}.stream_idle_timeout_ms": PATIENCE_MS,
     }
+    for name, server in mcp_forms.by_name(servers, {}, {}, "url").items():
+        limits = {"startup_timeout_sec": mcp_forms.SECONDS, "tool_timeout_sec": mcp_forms.SECONDS}
+        variables = {f"env.{key}": value for key, value in server.pop("env", {}).items()}
+        settings |= {f"mcp_servers.{name}.{key}": value for key, value in (server | variables | limits).items()}
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())

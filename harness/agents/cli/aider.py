@@ -5,9 +5,11 @@ It commits each round of edits to the sandbox's git repository and asks the mode
 
 import json
 import shlex
+from collections.abc import Sequence
 
-from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.base import NO_MCP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, pip_install
+from harness.tasks.schema import McpServer
 
 OPTIONS = (
     "--yes-always --no-check-update --no-analytics --no-show-model-warnings --no-show-release-notes "
@@ -19,6 +21,7 @@ MAIN = "import sys\n\nfrom aider.main import main\n\nsys.exit(main())\n"
 class Aider(FromRegistry):
     """`aider` with one message and a yes to every question."""
 
+    mcp = NO_MCP
     name = "aider"
     package = Package(name, "0.86.2", PACKAGES, "python")
     requirements = ("aider-chat==0.86.2",)
@@ -26,7 +29,7 @@ class Aider(FromRegistry):
     def install(self) -> None:
         pip_install(self.package, self.requirements, MAIN)
 
-    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         binary, model = shlex.join(self.package.command(bundle)), shlex.quote(f"openai/{endpoint.model}")
         return Launch(
             command=f'exec {binary} --model {model} {OPTIONS} --message="$INSTRUCTION"',
