@@ -43,6 +43,8 @@ class ReadTrajectory:
     """One document."""
 
     place: str
+    offset: int
+    """The byte of its file at which it begins, or the document in which it is."""
     session: str
     """Documents of one session are of one rollout."""
     task: str
@@ -56,24 +58,30 @@ class ReadTrajectory:
     """The fingerprint of the tokenizer of its token ids; None: it does not say."""
 
 
-def documents(file: Path) -> Iterator[ReadTrajectory]:
-    """Yield the documents of a .json file, or of the lines of a .jsonl file.
+def documents(file: Path, offset: int | None = None) -> Iterator[ReadTrajectory]:
+    """Yield the documents of a .json file, or of the lines of a .jsonl file: of all, or of the one at this byte.
 
     UserError where one is no ATIF or holds what no chat template can show.
     """
     try:
-        if file.suffix == ".jsonl":
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield from _read(line, f"{file}:{number}")
-        else:
-            yield from _read(file.read_bytes(), str(file))
+        with file.open("rb") as data:
+            if file.suffix != ".jsonl":
+                yield from _read(data.read(), str(file), 0)
+                return
+            at, number = data.seek(offset or 0), 0
+            while line := data.readline():
+                number += 1
+                place = f"{file}:{number}" if offset is None else f"{file}, byte {offset}"
+                if line.strip():
+                    yield from _read(line, place, at)
+                if offset is not None:
+                    return
+                at += len(line)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); name a readable file") from error
 
 
-def _read(data: bytes, place: str) -> Iterator[ReadTrajectory]:
+def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
     try:
         document = msgspec.json.decode(data, type=AtifDocument)
         steps = [msgspec.json.decode(step, type=AtifStep) for step in document.steps]
@@ -87,6 +95,7 @@ def _read(data: bytes, place: str) -> Iterator[ReadTrajectory]:
     session = document.session_id or document.trajectory_id or place
     yield ReadTrajectory(
         place=place,
+        offset=offset,
         session=session,
         task=str(ours.get("task") or session),
         agent=document.agent.name,
@@ -97,7 +106,7 @@ def _read(data: bytes, place: str) -> Iterator[ReadTrajectory]:
         tokenizer=ours.get("tokenizer"),
     )
     for inner in document.subagent_trajectories or ():
-        for read in _read(bytes(inner), f"{place}, a sub-agent of it"):
+        for read in _read(bytes(inner), f"{place}, a sub-agent of it", offset):
             yield replace(read, session=session, task=str(ours.get("task") or session))
 
 

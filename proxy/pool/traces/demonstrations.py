@@ -54,6 +54,8 @@ class ImportCounts:
     """Completions by what they were made of."""
 
 
+Place = tuple[Path, int]
+"""A file, and the byte in it."""
 Make = Callable[[ReadTrajectory], Iterable[Demonstration]]
 
 
@@ -66,7 +68,7 @@ def import_atif(pool: Pool, name: str, paths: Sequence[Path], make: Make, tokeni
     """
     counts = ImportCounts()
     _demand_new(pool, name)
-    sessions: dict[str, dict[str, set[Path]]] = {}  # task -> session -> the files in which its documents are
+    sessions: dict[str, dict[str, dict[Place, None]]] = {}  # task -> session -> where its documents are
     for path in paths:
         for file in _files(path):
             for read in documents(file):
@@ -75,7 +77,7 @@ def import_atif(pool: Pool, name: str, paths: Sequence[Path], make: Make, tokeni
                 for item in made:
                     counts.by_origin[item.made_of] = counts.by_origin.get(item.made_of, 0) + 1
                 if made:
-                    sessions.setdefault(read.task, {}).setdefault(read.session, set()).add(file)
+                    sessions.setdefault(read.task, {}).setdefault(read.session, {})[file, read.offset] = None
     if not sessions:
         raise UserError(f"the {counts.documents} documents have no agent's step that is not a copy; name others")
     run = open_run(pool, name, "collect", {})
@@ -83,8 +85,8 @@ def import_atif(pool: Pool, name: str, paths: Sequence[Path], make: Make, tokeni
     for task, of_task in sessions.items():
         members = open_group(pool, run.id, {"id": task, "instruction": "", "domain": "imported"}, len(of_task))
         counts.groups += 1
-        for member, (session, files) in zip(members, of_task.items(), strict=True):
-            read_again = [read for file in sorted(files) for read in documents(file) if read.session == session]
+        for member, (session, places) in zip(members, of_task.items(), strict=True):
+            read_again = [read for place in places for read in documents(*place) if read.session == session]
             _store(pool, member.rollout_id, read_again, make, proxy_id)
             counts.rollouts += 1
     return counts

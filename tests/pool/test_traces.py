@@ -1,19 +1,28 @@
-"""Imported demonstrations as rows: groups by task, rollouts by session, prompts stored once; on each database."""
+"""Traces on each database: imported demonstrations as rows, and an attempt as a document."""
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
+from proxy.pool.completions.records import int_bytes
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read import RolloutFilter, rollouts
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.traces.atif_reading import ReadTrajectory
+from proxy.pool.traces.branches import PromptReading
 from proxy.pool.traces.demonstrations import Demonstration, import_atif
+from proxy.pool.traces.files import write_traces
 from proxy.pool.training.finished_rollouts import finished_rollouts, tokenizers
+from tests.pool.make import TASK, new_completion, record
 
 
 def numbered(trajectory: ReadTrajectory) -> Iterator[Demonstration]:
@@ -63,3 +72,38 @@ def test_sessions_are_rollouts_and_tasks_are_groups(pool: Pool, tmp_path: Path) 
     assert tokenizers(pool, [three.attempt or 0]) == {"fingerprint"}
     with pytest.raises(UserError, match="has a run 'd' already; choose another name"):
         import_atif(pool, "d", [other], numbered, None)
+
+
+class Numbers:
+    """Reads prompts of numbers as one user's message; 4 ends a turn."""
+
+    ends = frozenset({4})
+
+    def whole(self, tokens: Sequence[int], dated_at: float | None) -> PromptReading:
+        return PromptReading([{"role": "user", "content": " ".join(map(str, tokens))}], [])
+
+    added = whole
+
+
+def test_an_attempt_with_given_and_missing_tokens_is_exported(pool: Pool, tmp_path: Path) -> None:
+    """What the proxy wrote has no logprob, so the format's list is left out; on each database."""
+    run = open_run(pool, "r", "train", {})
+    [member] = open_group(pool, run.id, TASK, 1)
+    attempt, _ = open_attempt(pool, member.rollout_id, "command")
+    given = replace(new_completion(attempt.id, [1, 2], [3, 4]), given=((0, 1),), logprobs=array("f", [-0.5]))
+    [first] = record(pool, [given])
+    path = crc32(int_bytes([1, 2, 3, 4, 5, 6, 7]))
+    more = replace(new_completion(attempt.id, [5], [6, 7]), prefix_of=first, prefix_length=4, path_crc=path)
+    record(pool, [replace(more, logprobs=array("f", [-0.25, float("-inf")]))])
+    close_attempt(pool, attempt.id, Ending())
+    finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=None))
+    counts = write_traces(pool, RolloutFilter(run="r"), "atif", tmp_path / "atif", Numbers(), None)
+    assert (counts.rollouts, counts.branches, counts.raw, counts.unknown_tools) == (1, 1, 0, 0)
+    [file] = (tmp_path / "atif").iterdir()
+    steps = json.loads(file.read_text())["steps"]
+    assert [step["message"] for step in steps] == ["1 2", "ok", "4 5", "ok"]
+    one, two = (step["metrics"] for step in steps[1::2])
+    assert "logprobs" not in one and "logprobs" not in two
+    assert one["extra"]["blackforge"]["logprobs"] == [None, -0.5] and one["extra"]["blackforge"]["given"] == [[0, 1]]
+    assert two["extra"]["blackforge"]["logprobs"] == [-0.25, None]
+    assert two["prompt_token_ids"] == [1, 2, 3, 4, 5] and two["completion_token_ids"] == [6, 7]
