@@ -116,7 +116,7 @@ def kill_rank(process: "subprocess.Popen[str]", rank: int) -> str:
 
 def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path, lives: Lives) -> None:
     smooth, rough = prepare(tmp_path / "smooth"), prepare(tmp_path / "rough")
-    printed = live(lives, smooth)
+    printed = [line for line in live(lives, smooth) if not line.startswith("advice")]  # as on a busy machine
     assert [line.split()[1] for line in printed] == ["windowed:", "1", "2", "3"] and "reward 0.500" in printed[1]
 
     process = start(rough)  # killed between lease and checkpoint
