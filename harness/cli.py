@@ -7,23 +7,31 @@ import sys
 
 from harness.commands import agents, behaviour, evaluations, replay, rescore, run, validate, watch
 from proxy.pool.errors import PoolError, UserError
+from proxy.pool.terminal.command_line import add_common
+from proxy.pool.terminal.errors import told
 
 VERBS = (run, watch, evaluations, behaviour, replay, rescore, agents, validate)
 INTERRUPTED = 130
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code: 2 after an error that the user can mend, 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="harness", description="Run tasks with agents, many at a time.")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="harness", description="Run tasks with agents, many at a time.")
+    add_common(top)
+    verbs = top.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         verb.add_to(verbs)
-    given = parser.parse_args(argv)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit code: 2 after an error that the user can mend, 130 after Ctrl-C."""
+    given = parser().parse_args(argv)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(given.call(given))
     except (UserError, PoolError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped; repeat the same command to go on", file=sys.stderr)

@@ -19,7 +19,7 @@ LOCK = ROOT / "requirements" / "gpu.txt"
 PYTHONS = ("3.11", "3.12")
 PIP = "pip==26.3"
 """Older ones fetch whole wheels in a dry run."""
-ELSEWHERE = ("sglang-cpu",)
+ELSEWHERE = ("docs", "sglang-cpu")
 """Extras that are not installed on a GPU machine."""
 DECIDED_BY_SGLANG = ("torch", "numpy")
 """Packages whose version of constraints.txt SGLang's own requirements exclude."""

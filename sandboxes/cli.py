@@ -4,34 +4,56 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import shtab
 
 from sandboxes.docker.leftovers import DockerResource
 from sandboxes.gc import SearchScope, list_all, remove_leftovers
 from sandboxes.local.process import default_root
 
+ROOT = "directory of the sandboxes without Docker (%(default)s)"
+DAEMONS = "a Docker daemon, may be repeated (DOCKER_HOST, the Docker context in use, or the local one)"
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Return 1 when a daemon did not answer or a directory stays."""
-    parser = argparse.ArgumentParser(prog="sandboxes", description=__doc__)
-    parser.add_argument("verb", choices=("ls", "gc"))
-    parser.add_argument(
-        "--root", type=Path, default=default_root(), help="directory of the sandboxes without Docker (%(default)s)"
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="sandboxes", description=__doc__)
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
+    shtab.add_argument_to(top, help="print a script that completes this command's words in a shell")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listed = verbs.add_parser(
+        "ls", help="list our sandboxes and Docker resources, with their owners", epilog="example: sandboxes ls"
     )
-    parser.add_argument(
-        "--docker",
-        action="append",
-        metavar="ADDRESS",
-        help="a Docker daemon, may be repeated (DOCKER_HOST, the Docker context in use, or the local one)",
+    removed = verbs.add_parser(
+        "gc", help="remove those whose owner is dead", epilog="example: sandboxes gc --host old-machine"
     )
-    parser.add_argument("--bundles", action="store_true", help="gc: also agents' bundles that no container uses")
-    parser.add_argument(
+    for verb in (listed, removed):
+        verb.add_argument("--root", type=Path, default=default_root(), help=ROOT)
+        verb.add_argument("--docker", action="append", metavar="ADDRESS", help=DAEMONS)
+    removed.add_argument("--bundles", action="store_true", help="also agents' bundles that no container uses")
+    removed.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="NAME",
-        help="gc: also what this host left; name only a host that is down",
+        help="also what this host left; name only one that is down",
     )
-    given = parser.parse_args(argv)
+    return top
+
+
+class _ShowVersion(argparse.Action):
+    """Prints the installed version. The packages that could say it for all import this one, or are not imported."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version  # only this option needs it
+
+        parser.exit(0, f"blackforge {version('blackforge')}\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Return 1 when a daemon did not answer or a directory stays."""
+    given = parser().parse_args(argv)
     where = SearchScope(daemons=given.docker, root=given.root)
     if given.verb == "ls":
         seen = list_all(where)

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 
-from requirements.lock import LOCK, PYTHONS, ROOT, normal, read_lock
+from requirements.lock import ELSEWHERE, LOCK, PYTHONS, ROOT, normal, read_lock
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -15,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_lock_holds_what_a_gpu_machine_is_asked_to_install(python: str) -> None:
     locked = read_lock(python)
-    extras = [wanted for name, wanted in PROJECT["optional-dependencies"].items() if name != "sglang-cpu"]
+    extras = [wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in ELSEWHERE]
     asked = [Requirement(text) for wanted in (PROJECT["dependencies"], *extras) for text in wanted]
     assert len(asked) > 30
     assert [one for one in asked if not one.specifier.contains(locked[normal(one.name)][0])] == []

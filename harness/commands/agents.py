@@ -9,7 +9,9 @@ from proxy.pool.errors import UserError
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     agents = verbs.add_parser("agents", help="install agents from their registries").add_subparsers(required=True)
-    install = agents.add_parser("install", help="install the pinned versions")
+    install = agents.add_parser(
+        "install", help="install the pinned versions", epilog="example: harness agents install opencode mini-swe-agent"
+    )
     install.add_argument("names", nargs="+", metavar="NAME", help=f"any of: {', '.join(INSTALLED)}")
     install.add_argument("--force", action="store_true", help="install again, even if this version is there")
     install.set_defaults(call=_install)

@@ -36,7 +36,9 @@ MOST = 20
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    behaviour = verbs.add_parser("behaviour", help="show what the agents of a run did")
+    behaviour = verbs.add_parser(
+        "behaviour", help="show what the agents of a run did", epilog="example: harness behaviour runs/mixed"
+    )
     behaviour.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
     behaviour.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
     behaviour.add_argument("--name", help="the run's name in that pool")

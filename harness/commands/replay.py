@@ -39,7 +39,11 @@ DIFFERENT = 1
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    replay = verbs.add_parser("replay", help="run a rollout again, against its recorded answers")
+    replay = verbs.add_parser(
+        "replay",
+        help="run a rollout again, against its recorded answers",
+        epilog="example: harness replay runs/mixed 17",
+    )
     replay.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's directory")
     replay.add_argument("rollout", type=int, metavar="ROLLOUT", help="number of the rollout in results.jsonl")
     replay.add_argument(

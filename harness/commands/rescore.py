@@ -24,7 +24,11 @@ MOST = 10
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    verb = verbs.add_parser("rescore", help="score a run's recorded rollouts again, by a function or by judges")
+    verb = verbs.add_parser(
+        "rescore",
+        help="score a run's recorded rollouts again, by a function or by judges",
+        epilog="example: harness rescore runs/train --reward judge.toml",
+    )
     verb.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
     verb.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
     verb.add_argument("--name", help="the run's name in that pool")

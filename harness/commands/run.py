@@ -64,6 +64,11 @@ HELP = {
     "eval": "run tasks to evaluate a model",
     "collect": "run tasks to collect examples",
 }
+EXAMPLES = {
+    "run": "harness run tasks.jsonl --agent opencode -n 8 --concurrency 16",
+    "eval": "harness eval tasks.jsonl --agent mini-swe-agent --limit 20",
+    "collect": "harness collect tasks.jsonl --agent codex -n 2",
+}
 METER_SECONDS = 2.0
 SETTLE_BEATS = 30
 """Looks of the meter between two additions to the kept sums, from which `harness watch` makes its account."""
@@ -71,10 +76,12 @@ SETTLE_BEATS = 30
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for verb in PURPOSES:
-        run = verbs.add_parser(verb, help=HELP[verb])
+        run = verbs.add_parser(verb, help=HELP[verb], epilog=f"example: {EXAMPLES[verb]}")
         _add_options(run)
         run.set_defaults(call=_start, verb=verb)
-    resume = verbs.add_parser("resume", help="resume a run with the settings it was started with")
+    resume = verbs.add_parser(
+        "resume", help="resume a run with the settings it was started with", epilog="example: harness resume runs/mixed"
+    )
     resume.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's directory")
     resume.set_defaults(call=_resume)
 

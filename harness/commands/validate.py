@@ -24,7 +24,11 @@ from sandboxes.gc import remove_leftovers
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    verb = verbs.add_parser("validate", help="test tasks: the oracle solution must pass, doing nothing must not")
+    verb = verbs.add_parser(
+        "validate",
+        help="test tasks: the oracle solution must pass, doing nothing must not",
+        epilog="example: harness validate tasks.jsonl --repeat 3 --concurrency 8",
+    )
     verb.add_argument("tasks", nargs="+", metavar="SOURCE", help="task sources, as for `harness run`")
     verb.add_argument(
         "--out", type=Path, metavar="DIR", help="directory for the results (default: runs/validate-<tasks>)"

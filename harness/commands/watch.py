@@ -27,7 +27,9 @@ LOOK_SECONDS = 2.0
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    watch = verbs.add_parser("watch", help="watch a run from another terminal")
+    watch = verbs.add_parser(
+        "watch", help="watch a run from another terminal", epilog="example: harness watch runs/mixed"
+    )
     watch.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
     watch.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
     watch.add_argument("--name", help="the run's name in that pool")

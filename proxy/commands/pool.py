@@ -1,7 +1,7 @@
 """The commands of `proxy pool`. Only `archive` and `import` change a pool, and only `import` creates one."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,22 +28,23 @@ SPANS = "otel"
 def add_commands(pool: argparse.ArgumentParser) -> None:
     """Add the commands of `proxy pool`."""
     commands = pool.add_subparsers(required=True, metavar="COMMAND")
-    verify_all = commands.add_parser("verify", help="read every token path against its checksum")
-    verify_all.set_defaults(run=_verify)
-    one = commands.add_parser("show", help="print an attempt as a tree")
-    one.set_defaults(run=_show)
-    run = commands.add_parser("export", help="write a run's completions to a file")
-    run.set_defaults(run=_export)
-    events = commands.add_parser(
-        "events", help="print who got keys, whose keys were refused, and administrators' calls"
-    )
-    events.set_defaults(run=_events)
-    balance = commands.add_parser("account", help="say of every sampled token of a run where it is")
-    balance.set_defaults(run=_account)
-    archived = commands.add_parser("archive", help="move the rollouts of old train steps to a file")
-    archived.set_defaults(run=_archive)
-    imported = commands.add_parser("import", help="store ATIF documents as demonstrations for `trainer sft`")
-    imported.set_defaults(run=_import)
+
+    def add(name: str, text: str, example: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, epilog=f"example: proxy pool {name} {example}")
+        command.set_defaults(run=run)
+        return command
+
+    verify_all = add("verify", "read every token path against its checksum", "runs/train/pool.db", _verify)
+    one = add("show", "print an attempt as a tree", "runs/train/pool.db 1", _show)
+    example = "runs/train/pool.db train --output train.jsonl"
+    run = add("export", "write a run's completions to a file", example, _export)
+    text = "print who got keys, whose keys were refused, and administrators' calls"
+    events = add("events", text, "runs/train/pool.db", _events)
+    balance = add("account", "say of every sampled token of a run where it is", "runs/train/pool.db train", _account)
+    example = "pool.db train --older-than 20 --to archive"
+    archived = add("archive", "move the rollouts of old train steps to a file", example, _archive)
+    example = "pool.db shown traces --model runs/tiny"
+    imported = add("import", "store ATIF documents as demonstrations for `trainer sft`", example, _import)
     for command in (verify_all, one, run, events, balance, archived, imported):
         command.add_argument("pool", metavar="POOL", help="SQLite file or database URL")
     one.add_argument("attempt", metavar="ATTEMPT", help="number of the attempt")

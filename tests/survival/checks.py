@@ -98,6 +98,6 @@ def check_nothing_left(stage: Stage, pool: Pool) -> None:
     """No open attempt, and no sandbox of this run."""
     with pool.read() as connection:
         assert connection.scalar(select(func.count()).where(attempts.c.closed_at.is_(None))) == 0
-    stage.start("ls", "sandboxes", *(["--docker", stage.docker] if stage.docker else []), "ls")
+    stage.start("ls", "sandboxes", "ls", *(["--docker", stage.docker] if stage.docker else []))
     assert stage.running.pop("ls").wait() == 0
     assert str(stage.directory) not in (stage.directory / "ls.log").read_text()

@@ -48,7 +48,8 @@ def test_heads_that_do_not_divide(tmp_path: Path, capsys: pytest.CaptureFixture[
     directory = prepare(tmp_path, groups=0)
     assert main([*launch(directory, 1, "parallel.tensor=4"), "--nproc", "4"]) == 2
     assert capsys.readouterr().err == (
-        "error: parallel.tensor = 4 does not divide the model's 2 key-value heads; choose a divisor\n"
+        "error: parallel.tensor = 4 does not divide the model's 2 key-value heads; choose a divisor"
+        " (see docs/models.md)\n"
     )
     assert main([*launch(directory, 1, "parallel.pipeline=4"), "--nproc", "4"]) == 2
     assert "parallel.pipeline = 4 does not divide the model's 2 layers" in capsys.readouterr().err

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.pool.errors import PoolError, UserError
+from proxy.pool.terminal.command_line import add_common
+from proxy.pool.terminal.errors import told
 from trainer.commands import end_pause
 from trainer.commands.checks import demand_trainable
 from trainer.commands.doctor import add_arguments, run_doctor
@@ -19,6 +21,14 @@ from trainer.commands.rollback import roll_back
 from trainer.commands.without_file import add_options, settings_file
 from trainer.config import Config, load_config
 from trainer.report.inspect import InspectOptions, inspect
+
+EXAMPLES = {
+    "launch": "trainer launch --proxy http://127.0.0.1:8000",
+    "sft": "trainer sft warm.toml",
+    "rollback": "trainer rollback train.toml --to 8",
+    "inspect": "trainer inspect train.toml 12 --html step.html",
+    "logprobs": "trainer logprobs train.toml",
+}
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else argv
         if words[:1] == ["doctor"]:
-            return run_doctor(_parser().parse_args(words))
+            return run_doctor(parser().parse_args(words))
         if words[:1] == ["continue"]:
-            print(end_pause.end_pause(_parser().parse_args(words)))
+            print(end_pause.end_pause(parser().parse_args(words)))
             return 0
         command = parse(words)
         if command.to is not None:
@@ -56,14 +66,14 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         demand_trainable(command.config)
     except (UserError, PoolError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     return run_ranks(command.arguments, command.config.parallel)
 
 
 def parse(argv: Sequence[str]) -> TrainerCommand:
     """Read the command line and the configuration it names. Raises UserError when the configuration is wrong."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     overrides = list(arguments.set)
     if arguments.steps is not None:
         overrides.append(f"steps={arguments.steps}")
@@ -93,9 +103,11 @@ def parse(argv: Sequence[str]) -> TrainerCommand:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trainer", description="Turn recorded rollouts into a better policy.")
-    verbs = parser.add_subparsers(dest="verb", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="trainer", description="Turn recorded rollouts into a better policy.")
+    add_common(top)
+    verbs = top.add_subparsers(dest="verb", required=True)
     texts = {
         "launch": "train a run on its finished groups and push new weights to the engines after every step",
         "sft": "warm start: imitate recorded rollouts, then write a model directory",
@@ -104,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "logprobs": "compare the engine's logprobs with the trainer's and print JSON",
     }
     for verb, text in texts.items():
-        sub = verbs.add_parser(verb, help=text, description=text)
+        sub = verbs.add_parser(verb, help=text, description=text, epilog=f"example: {EXAMPLES[verb]}")
         optional = "?" if verb == "launch" else None
         sub.add_argument("config", nargs=optional, help="a TOML file; trainer/config/__init__.py explains every field")
         sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a field")
@@ -124,6 +136,11 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "logprobs":
             sub.add_argument("--run", help="the run that holds the completions; default: the configuration's run")
     text = "end the pause of a run, which a rule of the monitor has begun"
-    end_pause.add_arguments(verbs.add_parser("continue", help=text, description=text))
-    add_arguments(verbs.add_parser("doctor", help="say what this machine has to train on, and what is missing"))
-    return parser
+    end_pause.add_arguments(
+        verbs.add_parser("continue", help=text, description=text, epilog="example: trainer continue train.toml")
+    )
+    text = "say what this machine has to train on, and what is missing"
+    add_arguments(
+        verbs.add_parser("doctor", help=text, description=text, epilog="example: trainer doctor runs/train.toml")
+    )
+    return top
