@@ -7,10 +7,12 @@ but not pushed is pushed again. Not here: how weights are updated and pushed (tr
 a step reports about itself (trainer/report).
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import progress
 from proxy.pool.training.steps import Version
 from trainer.config import Config
 from trainer.config.step import step_options
@@ -39,11 +41,18 @@ def train(config: Config, ranks: Ranks) -> None:
     """
     with RunState(config, ranks) as run:
         run.release_engines()  # the policy needs their memory from here on
-        policy = Policy(Path(config.model), config, ranks)
-        version = resume(config, policy, run)
+        with _shown(ranks, f"loading {config.model}"):
+            policy = Policy(Path(config.model), config, ranks)
+        with _shown(ranks, "loading the newest checkpoint and pushing its weights"):
+            version = resume(config, policy, run)
         with Reporter(config, run, policy) as reporter:
             train_steps(config, run, policy, reporter, version)
         run.bring_back_engines()
+
+
+def _shown(ranks: Ranks, what: str) -> AbstractContextManager[object]:
+    """Say on one rank how long the block has taken."""
+    return progress(what) if ranks.rank == 0 else nullcontext()
 
 
 def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporter, version: Version) -> None:
@@ -57,7 +66,8 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
             # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
             done = report.metrics(), version, report.fates, report.scales, report.imitated
             version = run.publish(step, directories, *done)
-            run.push(version)
+            with _shown(run.ranks, f"pushing {version.name}"):
+                run.push(version)
             report.pushed(version)
         if run.ranks.rank == 0:
             prune(config, step)

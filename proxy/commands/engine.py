@@ -12,6 +12,7 @@ from proxy.config import load_config
 from proxy.engine.scripted import ScriptedEngine, load_script
 from proxy.engine.sglang import Sglang
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import progress
 from proxy.prompt.template import ChatTemplate
 
 
@@ -38,7 +39,8 @@ def _run(arguments: argparse.Namespace) -> int:
     server = Sglang(config, arguments.log or arguments.config.parent / "engine.log")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        server.wait_healthy()
+        with progress(f"SGLang loads {config.model}"):
+            server.wait_healthy()
         announce(server.url, arguments.ready_file)
         while server.exited() is None:
             time.sleep(0.2)

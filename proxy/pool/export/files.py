@@ -16,6 +16,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.files import replacing
 from proxy.pool.read.arrow import arrow_schema, batches, to_batch
 from proxy.pool.read.pages import RolloutFilter
+from proxy.pool.terminal.progress import progress
 
 Write = Callable[[list[dict[str, Any]]], None]
 """Writes a batch of records."""
@@ -25,10 +26,15 @@ def export(pool: Pool, which: RolloutFilter, kind: str, file: Path) -> int:
     """Write the completions that pass to a file; return their number. Only a complete file replaces an existing one."""
     count = 0
     try:
-        with replacing(file) as partial, WRITERS[kind](partial) as write:
+        with (
+            progress(f"writing {file.name}", unit="completions") as advance,
+            replacing(file) as partial,
+            WRITERS[kind](partial) as write,
+        ):
             for rows in batches(pool, which):
                 write(rows)
                 count += len(rows)
+                advance(len(rows))
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}); name a file in a writable directory") from error
     return count

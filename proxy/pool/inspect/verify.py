@@ -23,6 +23,7 @@ from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
 from proxy.pool.inspect.verify_responses import read_responses, response_problems
 from proxy.pool.schema import attempts, completions, responses
+from proxy.pool.terminal.progress import progress
 from proxy.pool.untrained import UntrainedReason
 
 Spans = list[tuple[str, int, int]]
@@ -51,17 +52,19 @@ class _AttemptPaths:
 
 
 def verify(pool: Pool) -> PoolReport:
-    """Verify a whole pool, each attempt in a consistent snapshot. Others may write meanwhile."""
+    """Verify a whole pool, each attempt in a consistent snapshot. Others may write meanwhile. Shows its progress."""
     report = PoolReport()
     with pool.read() as connection:
         tables = (select(table.c.attempt_id) for table in (completions, responses))
         attempt_ids = connection.scalars(union(*tables)).all()
-    for attempt_id in sorted(attempt_ids):
-        report.attempts += 1
-        try:
-            _verify_attempt(pool, attempt_id, report)
-        except PoolError as error:
-            report.damages.append(f"attempt {attempt_id}: {error}")
+    with progress(f"verifying {pool.name}", len(attempt_ids), "attempts") as advance:
+        for attempt_id in sorted(attempt_ids):
+            report.attempts += 1
+            try:
+                _verify_attempt(pool, attempt_id, report)
+            except PoolError as error:
+                report.damages.append(f"attempt {attempt_id}: {error}")
+            advance(1)
     return report
 
 
