@@ -36,6 +36,7 @@ from trainer.report.exporters import Exporter, TensorBoard, WeightsAndBiases
 from trainer.report.flops import peak
 from trainer.report.gradients import gradient_shares, token_notes
 from trainer.report.left_out import left_out
+from trainer.report.prometheus import METRICS, Prometheus
 from trainer.run_state import RunState
 
 
@@ -134,6 +135,7 @@ class Reporter:
         report, output = self.config.report, Path(self.config.output)
         pool, run = self.run.pool, self.run.pool_run
         self.exporters.append(TensorBoard(output / "tensorboard"))
+        self.exporters.append(Prometheus(output / METRICS, run.name, report.metrics_port))
         if report.wandb:
             retired = steps.newest_retired(pool, run.id)
             attempt = f"-after-{retired}" if retired else ""
