@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # Empty means no: tests start hundreds of processes from these sources, and each would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-control everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
+.PHONY: site demo demo-control everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
 .PHONY: agents all-agents agents-table sdks all-sdks clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
@@ -52,6 +52,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+site: install  ## docs/ as a site in build/site; every warning is an error
+	$(BIN)/python -m docs.site.build build/site
+
 install: $(VENV)/.installed
 
 # Both installs use $(VENV), and each takes the other's mark away: their versions of torch differ.
@@ -81,7 +84,7 @@ agents-table: install all-agents all-sdks  ## every agent at its tasks before a 
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,dev]' --config-settings editable_mode=compat
+	$(BIN)/pip install -q -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,docs,dev]' --config-settings editable_mode=compat
 	$(BIN)/pip install -q --no-deps -r requirements/sglang-cpu.txt
 	rm -f $(VENV)/.gpu-packages
 	touch $@

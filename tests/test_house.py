@@ -22,6 +22,10 @@ LOOSE_MODULES = 8
 ROOM_MODULES = 13
 COPIED_OUT = ROOT / "harness" / "agents" / "native"
 """Imports nothing but its own files and the standard library, and these by relative imports only."""
+PAGES = [
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
+]
 HEAVY = ("torch", "transformers", "litellm", "sglang", "megatron", "numpy")
 
 
@@ -86,11 +90,10 @@ def test_every_room_says_what_lives_in_it(package: str) -> None:
     assert [str(room.relative_to(ROOT)) for room in rooms if not ast.get_docstring(ast.parse(room.read_text()))] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_path_on_a_page_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     named = re.findall(r"\b(?:(?:docs|examples|tests|benchmarks|proxy|harness|trainer|sandboxes)/[\w./-]*\w)", text)
-    assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 

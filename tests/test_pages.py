@@ -26,7 +26,10 @@ from tests.conftest import need
 from tests.harness.test_agents import need_agent
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = (
+    "README.md", "CONTRIBUTING.md", "SECURITY.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "site"),
+)  # fmt: skip
 COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:make|proxy|harness|trainer|sandboxes|python|torchrun|docker|pip|npm|your-agent) "
 )
@@ -83,6 +86,7 @@ ELSEWHERE = {
     "proxy pool export runs/train/pool.db train --step 1 --format slime --output 0.pt": BATCHES,
     "proxy pool export runs/train/pool.db train --step 1 --format verl --output step-1.pkl": BATCHES,
     "make test": TESTS,
+    "make check": TESTS,
     "python -m benchmarks.repetition --out benchmarks/results/repetition.json": LONG,
     "python benchmarks/async_run.py --out benchmarks/results/async_run.json": LONG,
     "python benchmarks/ceilings.py --out benchmarks/results/ceilings.json": LONG,

@@ -32,6 +32,8 @@ PAGES = {
     "proxy.pool.export": "pool.md",
     "proxy.pool.read": "pool.md",
     "proxy.pool.retention": "pool.md",
+    "proxy.commands.traces": "traces.md",
+    "proxy.pool.traces": "traces.md",
     "sandboxes": "sandboxes.md",
     "trainer.config.batch": "schedule.md",
     "trainer.config.credit": "credit.md",

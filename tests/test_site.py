@@ -1,0 +1,126 @@
+"""The site of docs/: it builds without a warning, loads nothing from other hosts, and its reference is the code's."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.site import reference
+from proxy.config import ProxyConfig
+from proxy.config import load_config as load_proxy
+from proxy.pool.rollouts.failures import FAILURES
+from proxy.pool.untrained import UntrainedReason
+from tests.test_pages import block_of
+from trainer.config import load_config as load_trainer
+from trainer.report.exporters import FAMILIES
+
+ROOT = Path(__file__).parent.parent
+LOADED = dict.fromkeys(("img", "script", "iframe", "source", "video", "audio", "embed"), "src")
+FOREIGN = re.compile(r"(?:https?:)?//")
+
+
+class Requests(HTMLParser):
+    """Collects the addresses that a browser asks for by itself when it shows a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        if tag in LOADED:
+            self.found.append(given.get(LOADED[tag]) or "")
+        elif tag == "link" and given.get("rel") not in ("canonical", "index", "search", "next", "prev"):
+            self.found.append(given.get("href") or "")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "docs.site.build", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    return out
+
+
+def test_no_page_asks_another_host_for_anything(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    foreign = {}
+    for page in pages:
+        requests = Requests()
+        requests.feed(page.read_text())
+        assert requests.found
+        if asked := [address for address in requests.found if FOREIGN.match(address)]:
+            foreign[page.name] = asked
+    for style in site.rglob("*.css"):
+        if asked := re.findall(r"(?:url\(|@import )[\"']?((?:https?:)?//[^)\"']+)", style.read_text()):
+            foreign[style.name] = asked
+    assert foreign == {}
+    assert (site / "searchindex.js").stat().st_size > 50_000
+
+
+def test_every_page_is_reached_from_the_first(site: Path) -> None:
+    links = re.findall(r'class="reference internal" href="([^"#]+)"', (site / "index.html").read_text())
+    own = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert own - {f"docs/{Path(link).stem}.md" for link in links} == set()
+
+
+def test_the_reference_has_what_the_code_has() -> None:
+    pages = reference.pages()
+    assert all(f"| `{kind}` |" in pages["failures"] for kind in FAILURES)
+    assert all(f"| `{reason.value}` |" in pages["failures"] for reason in UntrainedReason)
+    for key in (*ProxyConfig.__struct_fields__[1:2], "max_calls", "extra_args", "max_new_tokens"):
+        assert f"| `{key}` |" in pages["proxy"]
+    for section in ("batch", "credit", "credit.process", "monitor", "optimizer", "push", "report", "sft"):
+        assert f"## `[{section}]`" in pages["trainer"], section
+    for route in ("POST /v1/messages", "GET /metrics", "GET /api/runs"):
+        assert f"`{route}`" in pages["routes"], route
+    for table in ("completions", "groups", "fates"):
+        assert f"## {table}\n" in pages["tables"]
+    for verb in ("proxy pool export", "harness run", "trainer inspect", "sandboxes gc"):
+        assert f"### {verb}\n" in pages["commands"]
+
+
+def test_every_setting_has_a_meaning() -> None:
+    for name in ("proxy", "harness", "trainer"):
+        rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", reference.pages()[name], re.MULTILINE)
+        assert len(rows) > 10
+        assert [key for key, meaning in rows if not meaning] == []
+
+
+def test_every_query_of_the_grafana_dashboard_names_a_metric_that_exists() -> None:
+    exposed = {sample for command in reference.collectors() for sample in samples(command)}
+    queries = [target["expr"] for panel in grafana()["panels"] for target in panel["targets"]]
+    assert len(queries) > 20
+    named = {name for query in queries for name in re.findall(r"\bblackforge_\w+", query)}
+    assert named - exposed == set()
+    assert {query for query in queries if "blackforge_" not in query} == set()
+    tags = {f"{family}/{name}" for family, names in FAMILIES.items() for name in names}
+    asked = {tag for query in queries for tag in re.findall(r'\{metric="([^"]+)"', query)}
+    assert asked and asked - tags == set()
+
+
+def grafana() -> dict[str, Any]:
+    return json.loads((ROOT / "docs" / "grafana.json").read_text())
+
+
+def samples(command: str) -> set[str]:
+    """The names of the series of a command's metrics."""
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+    return {
+        family.name + suffix for family in reference.families(command) for suffix in suffixes.get(family.type, ("",))
+    }
+
+
+def test_the_files_of_the_tutorial_on_models_can_be_read(tmp_path: Path) -> None:
+    page = "docs/tutorials/model.md"
+    (tmp_path / "serve.toml").write_text(block_of(page, "serve.toml"))
+    assert load_proxy(tmp_path / "serve.toml").engine.port == 30000
+    (tmp_path / "train.toml").write_text(block_of(page, "train.toml"))
+    assert load_trainer(tmp_path / "train.toml", []).parallel.tensor == 4
