@@ -20,7 +20,11 @@ from proxy.pool.training.evaluations import evaluations
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    evaluated = verbs.add_parser("evaluations", help="show how the agents of a training run were evaluated")
+    evaluated = verbs.add_parser(
+        "evaluations",
+        help="show how the agents of a training run were evaluated",
+        epilog="example: harness evaluations runs/mixed",
+    )
     evaluated.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
     evaluated.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
     evaluated.add_argument("--name", help="the run's name in that pool")
