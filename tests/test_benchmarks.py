@@ -20,6 +20,7 @@ from benchmarks.schedules.simulation import simulate
 from benchmarks.signal_runs.figures import batches_to
 from benchmarks.signal_runs.teachers import MARKER, cheat, stumble
 from tests.conftest import need
+from tests.harness.test_agents import need_agent
 from tests.postgres import binaries
 from trainer.config.batch import BatchConfig, Schedule
 
@@ -53,6 +54,17 @@ def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_
     measured = KEYS - {"litellm_cpu_ms_1k"} if not parts else {"cpu_ms_32k", "stream_us_per_event"}
     assert all(figures[key] > 0 for key in measured - {"rss_growth_mb"})
     assert figures["litellm_cpu_ms_1k"] is not None or "litellm_reason" in figures or parts
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_group_of_an_agent_with_a_long_prompt_shares_most_of_it(tmp_path: Path) -> None:
+    need("sglang", find_spec("sglang") is not None)
+    need_agent("codex")
+    figures = run("prefixes", tmp_path, timeout=590)
+    assert figures["trees"]["calls"] == 6 and figures["trees"]["first_prompt_tokens"] > 10_000
+    assert figures["trees"]["tokens_saved_against_calls"] > 4 > figures["trees"]["tokens_saved_against_sequences"] > 1.5
+    assert figures["cache"]["calls"] >= 2 and 0 <= figures["cache"]["cached_share"] < 1
 
 
 @pytest.mark.long

@@ -95,6 +95,7 @@ ELSEWHERE = {
     "python benchmarks/gpu.py --carry wheels": "fetches wheels: tests/test_gpu_stages.py",
     "python benchmarks/gpu.py --stage attention": GPU,
     "python benchmarks/gpu.py --out gpu.json": GPU,
+    "python benchmarks/prefixes.py --out benchmarks/results/prefixes.json": LONG,
     "python benchmarks/mtp.py --out benchmarks/results/mtp.json": LONG,
     "python benchmarks/schedule.py --out benchmarks/results/schedule.json --picture docs/schedule.svg": LONG,
     "python benchmarks/signal.py --seed 0": LONG,
