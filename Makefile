@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # Empty means no: tests start hundreds of processes from these sources, and each would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: site demo demo-control everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
+.PHONY: site demo demo-control demo-scaffolds everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
 .PHONY: agents all-agents agents-table sdks all-sdks clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
@@ -17,6 +17,10 @@ demo: install  ## learn the demo tasks from scratch on this machine: minutes, no
 
 demo-control: install  ## the same with rewards shuffled within each group: must not learn
 	$(BIN)/python examples/demo/run.py runs/demo-control --seed $(SEED) --control
+
+demo-scaffolds: install  ## two agents are trained, two others evaluated: 25 minutes on two quiet cores
+	$(BIN)/harness agents install mini-swe-agent aider native
+	$(BIN)/python examples/scaffolds/learn.py runs/scaffolds --seed $(SEED)
 
 everything: install  ## every part in one small run, which ends with a figure for each: needs Docker and PostgreSQL
 	$(BIN)/harness agents install mini-swe-agent codex

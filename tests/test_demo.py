@@ -13,6 +13,7 @@ import pytest
 
 from proxy.pool.database import open_pool
 from tests.conftest import need
+from tests.harness.test_agents import need_agent
 from tests.proxy.dashboard.make import story
 
 ROOT = Path(__file__).parent.parent
@@ -76,3 +77,23 @@ def test_where_nobody_would_end_it_the_demo_ends_with_the_command(tmp_path: Path
             argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=60
         )
         assert done.returncode == 0 and done.stdout.strip() == command
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_the_shortened_demo_of_several_agents_reaches_its_matrix(tmp_path: Path) -> None:
+    need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
+    for agent in ("mini-swe-agent", "aider", "native"):
+        need_agent(agent)
+    sizes = "--lessons 8 --steps 2 --heldout 1 --known 1 --sft-steps 4 --eval-every 1".split()
+    command = [sys.executable, "examples/scaffolds/learn.py", str(tmp_path / "scaffolds"), *sizes]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "scaffolds" / "summary.json").read_text())
+    assert summary["steps"] == 2 and all(summary["curves"]["share_by_agent"])
+    before, after = summary["matrix"]
+    assert (before["step"], before["trained"]) == (0, [])
+    assert after["step"] == 2 and set(after["trained"]) <= {"smolagents", "mini-swe-agent"}
+    agents = {point["agent"]: point["agent_held_out"] for point in after["evaluated"]}
+    assert agents.keys() == {"smolagents", "mini-swe-agent", "aider", "native"} and agents["aider"] and agents["native"]
+    assert all(point["rollouts"] == 1 for row in (before, after) for point in row["evaluated"])

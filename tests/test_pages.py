@@ -62,6 +62,7 @@ ELSEWHERE = {
     "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100"
     " --eval-tasks heldout.jsonl": EVALUATES,
     "harness evaluations runs/train": EVALUATES,
+    "make demo-scaffolds": LONG,
     "proxy dashboard runs/train/pool.db": DASHBOARD,
     "harness run tasks.jsonl --agent qwen-code --integrity tell": HACKS,
     "harness run tasks.jsonl --agent qwen-code --integrity mask --integrity-judge honesty.toml "
