@@ -75,7 +75,7 @@ agents: install  ## the unmodified agent CLIs that tests and examples drive
 	$(BIN)/harness agents install mini-swe-agent opencode codex qwen-code native
 
 all-agents: agents
-	$(BIN)/harness agents install claude-code gemini-cli aider
+	$(BIN)/harness agents install claude-code gemini-cli aider cline kilo
 
 sdks: install  ## the SDKs, and the browser's driver, that tests run in an environment of their own
 	$(BIN)/python -m tests.proxy.sdks.environments google_genai playwright

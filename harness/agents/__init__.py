@@ -4,8 +4,10 @@ from harness.agents.base import Agent
 from harness.agents.bundles.install import FromRegistry
 from harness.agents.cli.aider import Aider
 from harness.agents.cli.claude_code import ClaudeCode
+from harness.agents.cli.cline import Cline
 from harness.agents.cli.codex import Codex
 from harness.agents.cli.gemini_cli import GeminiCli
+from harness.agents.cli.kilo import Kilo
 from harness.agents.cli.mini_swe_agent import MiniSweAgent
 from harness.agents.cli.opencode import CLIENTS, Opencode
 from harness.agents.cli.qwen_code import QwenCode
@@ -21,6 +23,8 @@ _ADAPTERS: tuple[FromRegistry, ...] = (
     QwenCode(),
     GeminiCli(),
     Aider(),
+    Cline(),
+    Kilo(),
     *(Native(policy) for policy in CONTEXT_POLICIES),
 )
 INSTALLED = {adapter.name: adapter for adapter in _ADAPTERS}

@@ -28,7 +28,7 @@ SUMMARY = "A lot was read; hello.txt is to be written."
 SHELLS = {
     "shell": "command",
     "execute": "command",
-    "terminal": "command",
+    "run_commands": "commands",
     "bash": "command",
     "Bash": "command",
     "run_shell_command": "command",
@@ -78,9 +78,12 @@ class Asked:
 
     def run(self, *commands: str) -> str:
         """Calls of the one shell tool on offer, written as no serialiser would."""
-        tool = next(name for name in SHELLS if name in self.tools)
+        tool = next((name for name in SHELLS if name in self.tools), None)
+        if tool is None:
+            return f"There is no shell among {', '.join(self.tools)}."
         more = {"description": "Runs a command"} if "edit" in self.tools else {}
-        return "\n".join(call(tool, **{SHELLS[tool]: command}, **more) for command in commands)
+        name = SHELLS[tool]
+        return "\n".join(call(tool, **{name: [one] if name == "commands" else one}, **more) for one in commands)
 
     def end(self, words: str) -> str:
         """The last turn."""

@@ -85,6 +85,8 @@ LIVE = [
     case("gemini-cli", scripts.CHECKED, checked("run_shell_command")),
     *(case(name, scripts.CHECKED, checked("shell")) for name in NATIVES),
     case("aider", scripts.CHECKED, work(EDIT), TITLE),  # what it gets as a title is its commit message
+    case("cline", scripts.CHECKED, checked("run_commands")),
+    case("kilo", scripts.CHECKED, checked("bash")),
     *(case(name, scripts.SHARED, *OPENCODE_SHARED, long=True) for name in OPENCODES),
     case(
         "codex",
