@@ -48,7 +48,8 @@ class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version  # only this option needs it
 
-        parser.exit(0, f"blackforge {version('blackforge')}\n")
+        print(f"blackforge {version('blackforge')}")
+        parser.exit(0)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -25,4 +25,5 @@ class _ShowVersion(argparse.Action):
             found = version("blackforge")
         except PackageNotFoundError:
             parser.exit(2, "error: blackforge is not installed in this environment; install it with: make install\n")
-        parser.exit(0, f"blackforge {found}\n")
+        print(f"blackforge {found}")
+        parser.exit(0)

@@ -50,8 +50,9 @@ def open_evaluation(
     pool: Pool, run: Run, version: Version, what: Mapping[str, Any], *, engine: str, rollouts: int
 ) -> Evaluation:
     """Open the run that evaluates a version. `what`: its tasks and agents. `engine`: see Evaluates."""
-    at = {"version": version.name, "step": version.step, "engine": engine}
-    of = Evaluates(run=run.name, run_id=run.id, rollouts=rollouts, **at)
+    of = Evaluates(
+        run=run.name, run_id=run.id, version=version.name, step=version.step, engine=engine, rollouts=rollouts
+    )
     name = f"{run.name}-eval-{version.name}"
     opened = open_run(pool, name, "eval", {**what, KEY: msgspec.to_builtins(of)})
     return Evaluation(run_id=opened.id, name=name, of=of)
