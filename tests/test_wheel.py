@@ -70,13 +70,16 @@ class Elsewhere:
         return done.stdout
 
     def starts(self, *words: str) -> str:
-        """Start a command that serves, and return the address that it prints."""
+        """Start a command that serves, and return the first address that it prints once it is ready."""
         process = subprocess.Popen(words, cwd=self.home, env=self.env, stdout=subprocess.PIPE, text=True)
         self.started.append(process)
         assert process.stdout is not None
+        addresses = []
         for line in process.stdout:
             if found := re.match(r"(?:open|ready:) (http\S+)", line):
-                return found[1]
+                addresses.append(found[1])
+            if line.startswith("ready:"):
+                return addresses[0]
         raise AssertionError(f"{words} ended with {process.wait()}")
 
 
