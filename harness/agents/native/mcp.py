@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from .settings import McpServer, SettingsError
+from .settings import ConnectedServer, SettingsError
 from .tool import Tool, ToolFailed
 
 PROTOCOL = "2025-06-18"
@@ -39,7 +39,7 @@ class Servers:
         for server in self._servers.values():
             server.end()
 
-    def start(self, wanted: Mapping[str, McpServer]) -> None:
+    def start(self, wanted: Mapping[str, ConnectedServer]) -> None:
         """Start them and greet them. SettingsError when one does not start."""
         for name, server in wanted.items():
             try:
@@ -65,7 +65,7 @@ def _tool(name: str, server: "_Server", found: dict[str, Any]) -> Tool:
 class _Server:
     """One server as a child process. It writes its log to our standard error."""
 
-    def __init__(self, server: McpServer):
+    def __init__(self, server: ConnectedServer):
         self._process = subprocess.Popen(
             list(server.command), env=os.environ | server.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

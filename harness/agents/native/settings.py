@@ -13,7 +13,7 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class McpServer:
+class ConnectedServer:
     """A program that offers tools over its standard input and output."""
 
     command: tuple[str, ...]
@@ -38,7 +38,7 @@ class AgentSettings:
     """Answers to the first turn, which one more turn merges. 1: no merge."""
     command_seconds: float = 120
     """Seconds that a shell command may take."""
-    mcp: dict[str, McpServer] = field(default_factory=dict)
+    mcp: dict[str, ConnectedServer] = field(default_factory=dict)
     """Name -> MCP server."""
 
 
@@ -59,7 +59,7 @@ def read_settings(file: Path, *, must_exist: bool) -> AgentSettings:
     return AgentSettings(**{key: _READERS[key](key, value) for key, value in table.items()})
 
 
-def read_servers(file: Path) -> dict[str, McpServer]:
+def read_servers(file: Path) -> dict[str, ConnectedServer]:
     """Read the servers of a file in the common form. SettingsError for one that is reached over HTTP."""
     try:
         table = json.loads(file.read_text())["mcpServers"]
@@ -68,10 +68,10 @@ def read_servers(file: Path) -> dict[str, McpServer]:
         raise SettingsError(f"the file of MCP servers {file} cannot be read ({error}); correct it") from None
 
 
-def _common_server(name: str, server: dict[str, Any]) -> McpServer:
+def _common_server(name: str, server: dict[str, Any]) -> ConnectedServer:
     if "url" in server:
         raise SettingsError(f"the MCP server {name} has a URL; use one that is a program, as HTTP is not spoken here")
-    return McpServer(command=(server["command"], *server.get("args", ())), env=server.get("env", {}))
+    return ConnectedServer(command=(server["command"], *server.get("args", ())), env=server.get("env", {}))
 
 
 def _text(key: str, value: Any) -> str:
@@ -100,7 +100,7 @@ def _shares(key: str, value: Any) -> tuple[float, float]:
     return float(value[0]), float(value[1])
 
 
-def _servers(key: str, value: Any) -> dict[str, McpServer]:
+def _servers(key: str, value: Any) -> dict[str, ConnectedServer]:
     if not isinstance(value, dict):
         _wrong(key, value, 'like {"name": {"command": ["program", "argument"], "env": {"NAME": "value"}}}')
     servers = {}
@@ -110,7 +110,7 @@ def _servers(key: str, value: Any) -> dict[str, McpServer]:
         env = server.get("env", {})
         if not isinstance(env, dict) or not all(isinstance(text, str) for text in env.values()):
             _wrong(f"{key}.{name}.env", env, 'like {"NAME": "value"}')
-        servers[name] = McpServer(command=_texts(f"{key}.{name}.command", server["command"]), env=env)
+        servers[name] = ConnectedServer(command=_texts(f"{key}.{name}.command", server["command"]), env=env)
     return servers
 
 

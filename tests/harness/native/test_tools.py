@@ -9,7 +9,7 @@ import pytest
 
 from harness.agents.native.files import Files
 from harness.agents.native.mcp import Servers
-from harness.agents.native.settings import McpServer, SettingsError, read_servers, read_settings
+from harness.agents.native.settings import ConnectedServer, SettingsError, read_servers, read_settings
 from harness.agents.native.shell import KEPT, Shell
 from harness.agents.native.tool import Toolbox, ToolFailed, shortened
 from proxy.pool.behaviour.event import Kind
@@ -124,7 +124,7 @@ async def test_tools_of_an_mcp_server_reach_the_model(agent: Agent) -> None:
 def test_servers_of_a_file_in_the_common_form_are_read(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text('{"mcpServers": {"a": {"type": "stdio", "command": "x", "args": ["y"], "env": {"Z": "1"}}}}')
-    assert read_servers(file) == {"a": McpServer(command=("x", "y"), env={"Z": "1"})}
+    assert read_servers(file) == {"a": ConnectedServer(command=("x", "y"), env={"Z": "1"})}
     for text, why in (('{"mcpServers": {"a": {"url": "http://m"}}}', "a has a URL"), ("[]", "cannot be read")):
         file.write_text(text)
         with pytest.raises(SettingsError, match=why):
@@ -134,7 +134,7 @@ def test_servers_of_a_file_in_the_common_form_are_read(tmp_path: Path) -> None:
 def test_a_server_that_does_not_start_is_named() -> None:
     for command in (("no-such-program",), (sys.executable, "-c", "print('hello')"), (sys.executable, "-c", "")):
         with Servers() as servers, pytest.raises(SettingsError, match=r"the MCP server a does not start .*mcp\.a"):
-            servers.start({"a": McpServer(command=command)})
+            servers.start({"a": ConnectedServer(command=command)})
 
 
 @pytest.mark.parametrize(
