@@ -374,7 +374,7 @@ def documented() -> dict[str, bool]:
 
 
 def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> None:
-    many = facts_of([group(rollout(2 * n, 1.0), rollout(2 * n + 1, 0.0)) for n in range(1, 6)])
+    many = facts_of([replace(group(rollout(2 * n, 1.0), rollout(2 * n + 1, 0.0)), agent="native") for n in range(1, 6)])
     zero = torch.zeros(2)
     _, sums = policy_loss(zero, LossTokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
     update = replace(many.update, sums=sums)
