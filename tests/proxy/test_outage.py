@@ -202,7 +202,7 @@ async def test_calls_of_a_run_wait_while_no_engine_has_its_weights(serve: Serve,
 
 
 async def test_a_call_waits_for_an_engine_only_while_a_harness_works_at_its_run(serve: Serve, engine: Engine) -> None:
-    stand = await serve(url=engine.url, limits={"unattended_seconds": 1})
+    stand = await serve(url=engine.url, limits={"unattended_seconds": 3})  # far above how often it looks
     [(_, key)], [(attempt, key_of_attended)] = attempts(stand, 1, "left"), attempts(stand, 1)
     with owned(stand.pool, open_run(stand.pool, "a run", "train", {})):
         await engine.kill()
