@@ -19,7 +19,8 @@ from harness.anchors import Anchors
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
 from harness.monitor.trainer_watch import TrainerWatch
-from harness.rollout import Cancellation, RunContext, run_rollout
+from harness.rollout.context import Cancellation, RunContext
+from harness.rollout.run import run_rollout
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix
 from proxy.pool.errors import UserError

@@ -48,11 +48,18 @@ def check(scaffolds: Sequence[Scaffold], purpose: str) -> None:
         raise UserError("every agent of the run is held out, so nothing could be trained; use `harness eval`")
 
 
-def check_servers(scaffolds: Sequence[Scaffold], tasks: Sequence[Task]) -> None:
-    """Check that the agents can use the tasks' MCP servers. UserError for the first that cannot."""
-    needed = {server.spoken: task.id for task in tasks for server in task.mcp}
+def check_servers(scaffolds: Sequence[Scaffold], tasks: Sequence[Task], evaluated: Sequence[Task] = ()) -> None:
+    """Check that each agent can use the MCP servers of the tasks that it may get. UserError for the first that cannot.
+
+    `evaluated`: tasks of evaluations, which agents with weight 0 get too.
+    """
     for scaffold in scaffolds:
-        for spoken in sorted(needed.keys() - scaffold.agent.mcp if scaffold.weight else ()):
+        needed = {
+            server.spoken: task.id
+            for task in (*(tasks if scaffold.weight else ()), *evaluated)
+            for server in task.mcp
+        }  # fmt: skip
+        for spoken in sorted(needed.keys() - scaffold.agent.mcp):
             raise UserError(
                 f"task {needed[spoken]!r} has an MCP server over {spoken}, which the agent {scaffold.name!r} cannot "
                 "use; leave out one of them (docs/agents.md says which agents have MCP)"

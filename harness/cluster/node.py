@@ -13,7 +13,8 @@ from typing import Any
 from harness.agents.base import Agent
 from harness.cluster.pickling import NodeReport, NodeSetup, unpack
 from harness.cluster.task_directories import moved, own_place, unpacked
-from harness.rollout import RolloutJob, RunContext, make_attempt
+from harness.rollout.attempt import make_attempt
+from harness.rollout.context import RolloutJob, RunContext
 from harness.tasks.stored import stored_task
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import OpenRollout, Outcome

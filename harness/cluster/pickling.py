@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.async_pool import AsyncPool
-from harness.rollout import RunContext, StageSlots
+from harness.rollout.context import RunContext, StageSlots
 from proxy.pool.database import open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import Outcome

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from harness.cluster.node import attempt_here, clean_up
 from harness.cluster.pickling import MakeSandboxes, NodeReport, NodeSetup, pack
 from harness.cluster.task_directories import directories_of, packed
-from harness.rollout import Cancellation, RolloutJob, RunContext
+from harness.rollout.context import Cancellation, RolloutJob, RunContext
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Ending, close_lost, still_open
 from proxy.pool.rollouts.failures import treatment

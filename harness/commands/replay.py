@@ -18,7 +18,8 @@ import msgspec
 from harness.agents.base import Agent
 from harness.agents.one_call import OneCall
 from harness.commands.run import make_context
-from harness.rollout import RolloutJob, RunContext, make_attempt
+from harness.rollout.attempt import make_attempt
+from harness.rollout.context import RolloutJob, RunContext
 from harness.run_dir import RunDir
 from harness.settings import Settings
 from harness.setup.placement import SandboxMaker

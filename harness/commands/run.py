@@ -30,7 +30,7 @@ from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board, calls_table, closing_table, length_bias, make_console
 from harness.monitor.rule_metrics import RuleMetrics
 from harness.rewards.named import scorer_named
-from harness.rollout import Budgets, RunContext, StageSlots
+from harness.rollout.context import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
 from harness.settings import ACTIONS, IMAGE, SANDBOXES, WAYS, Settings, load_settings
 from harness.setup import placement
@@ -171,7 +171,7 @@ def run(verb: str, settings: Settings) -> int:
     judge = _judge(settings, tasks)
     needs_agent = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in tasks)
     scaffolds = settings.scaffolds(PURPOSES[verb]) if needs_agent else []
-    check_servers(scaffolds, mix.tasks)
+    check_servers(scaffolds, mix.tasks, evaluated.mix.tasks if evaluated else ())
     directory = RunDir(settings.where(verb))
     console = make_console()
     for reason in (*loaded.refused, *(evaluated.refused if evaluated else ())):
@@ -220,11 +220,10 @@ def run(verb: str, settings: Settings) -> int:
                         )
                         board = Board(console, plan.expected(), run_summary(pool, stored_run.id), rules)
                         slots = asyncio.Semaphore(plan.concurrency)
-                        evaluator = None
+                        loop, evaluator = RunLoop(placed, stored_run.id, plan, board, slots), None
                         if evaluated:
                             what = evaluation_plan(settings, evaluated.mix, scaffolds)
                             evaluator = Evaluator(placed, stored_run, what, proxy=proxy, board=board, slots=slots)
-                        loop = RunLoop(placed, stored_run.id, plan, board, slots)
                         return _work(RunWork(loop, evaluator, board), placed, claim, directory, metrics)
             finally:
                 pool.close()

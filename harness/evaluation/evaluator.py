@@ -17,7 +17,7 @@ from harness.evaluation.plan import EvaluationPlan, is_due
 from harness.loop import RunLoop
 from harness.monitor.progress import Board
 from harness.monitor.trainer_watch import TrainerWatch
-from harness.rollout import RunContext
+from harness.rollout.context import RunContext
 from harness.setup.stack import RunningProxy, ask_health
 from proxy.pool.inspect.evaluated import point_line, points
 from proxy.pool.processes.owners import owned

@@ -11,7 +11,7 @@ from rich.console import Console
 from harness.cluster.ray import RayOptions, on_cluster
 from harness.monitor.metrics import METRICS, shown
 from harness.monitor.rule_metrics import RuleMetrics
-from harness.rollout import RunContext
+from harness.rollout.context import RunContext
 from harness.settings import Settings
 from harness.setup.sandbox_choice import Backend
 from proxy.pool.errors import UserError

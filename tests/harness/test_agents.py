@@ -199,9 +199,15 @@ def test_a_task_with_mcp_servers_needs_an_agent_with_mcp(run: Callable[..., list
     for name, refused in (("aider", program), ("mini-swe-agent", address), ("native", address)):
         scaffold = Scaffold(name=name, agent=INSTALLED[name])
         check_servers([scaffold], [Task(id="u")])
-        check_servers([replace(scaffold, weight=0)], [refused])
-        with pytest.raises(UserError, match=f"'{refused.id}' has an MCP server over .*'{name}' cannot use; leave out"):
+        spare, said = (
+            replace(scaffold, weight=0),
+            f"'{refused.id}' has an MCP server over .*'{name}' cannot use; leave out",
+        )
+        check_servers([spare], [refused])
+        with pytest.raises(UserError, match=said):
             check_servers([scaffold], [refused])
+        with pytest.raises(UserError, match=said):  # it works in evaluations
+            check_servers([spare], [Task(id="u")], [refused])
     check_servers([Scaffold(name="native", agent=INSTALLED["native"])], [program])
     words = WORDS | {"instruction": scripts.HELLO, "verifier": {"command": "grep -q words.py found"}}
     (row,) = run(tasks=[words], command=f'cp "$MCP_FILE" found; {SHELL_AGENT}')

@@ -13,7 +13,8 @@ from sqlalchemy import func, select
 from harness.agents.command import CommandAgent
 from harness.async_pool import AsyncPool
 from harness.monitor.engine_presence import EnginePresence
-from harness.rollout import RunContext, run_rollout
+from harness.rollout.context import RunContext
+from harness.rollout.run import run_rollout
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.groups import open_group

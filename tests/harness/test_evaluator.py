@@ -21,7 +21,7 @@ from harness.evaluation.plan import EvaluationPlan, is_due
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
-from harness.rollout import RunContext
+from harness.rollout.context import RunContext
 from harness.setup.stack import RunningProxy
 from harness.tasks.mix import TaskMix, TaskSource
 from proxy.pool.database import Pool, open_pool

@@ -14,7 +14,8 @@ from harness.cli import main
 from harness.integrity.watch import RUBRIC, Action, IntegrityWatch, judges_of
 from harness.rewards.judge_file import JudgeFile, JudgeModel
 from harness.rewards.judges import TrajectoryJudges
-from harness.rollout import RunContext, run_rollout
+from harness.rollout.context import RunContext
+from harness.rollout.run import run_rollout
 from harness.settings import load_settings
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool

@@ -19,7 +19,7 @@ from harness.async_pool import AsyncPool
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
-from harness.rollout import Budgets, RunContext, StageSlots
+from harness.rollout.context import Budgets, RunContext, StageSlots
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix, TaskSource

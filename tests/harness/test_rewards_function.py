@@ -11,7 +11,8 @@ from sqlalchemy import select
 from harness.agents.command import CommandAgent
 from harness.rewards.function import RewardFunction
 from harness.rewards.scorer import RolloutFacts
-from harness.rollout import RunContext, run_rollout
+from harness.rollout.context import RunContext
+from harness.rollout.run import run_rollout
 from proxy.pool.errors import UserError
 from proxy.pool.functions import process
 from proxy.pool.rollouts.groups import Outcome

@@ -16,7 +16,8 @@ from harness.agents.command import CommandAgent
 from harness.async_pool import AsyncPool
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.hang_watch import HangWatch, run_watched
-from harness.rollout import Budgets, RunContext, run_rollout
+from harness.rollout.context import Budgets, RunContext
+from harness.rollout.run import run_rollout
 from harness.setup.stack import RunningProxy
 from proxy.pool.audit import audit_lines
 from proxy.pool.completions.store import of_attempt

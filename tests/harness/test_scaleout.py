@@ -18,7 +18,7 @@ from harness.cluster.pickling import NodeSetup, pack, unpack
 from harness.cluster.task_directories import directories_of, moved, own_place, packed, unpacked
 from harness.monitor.engine_presence import EnginePresence
 from harness.rewards.function import RewardFunction
-from harness.rollout import RunContext
+from harness.rollout.context import RunContext
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
 from proxy.pool.database import Pool, open_pool

@@ -1,7 +1,7 @@
 """Limits on the model calls of an attempt, and what the proxy saw of these calls.
 
 A budget is checked when a call begins, against the rows committed by then, so calls in flight at the same time may
-exceed it by their own number. Not here: the limit on time, which the sandbox enforces (harness/rollout.py).
+exceed it by their own number. Not here: the limit on time, which the sandbox enforces (harness/rollout).
 """
 
 import time

@@ -1,154 +1,45 @@
-"""One rollout: attempts until one comes to an outcome, each with a fresh sandbox and a key of its own.
+"""One attempt at a rollout: a sandbox, the agent in it, and the verdict. It is closed whatever happens.
 
-A failed rollout is data: its classified failure goes into its row (proxy/pool/rollouts/failures.py). What no rollout
-could survive (an agent that is not installed, a proxy that is gone, a pool that refuses writes) ends the run instead,
-and the rollout stays open. Nothing here blocks the event loop: other attempts go on meanwhile.
+Nothing here blocks the event loop: other attempts go on meanwhile.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from harness.agents import mcp_forms
-from harness.agents.base import Agent, Endpoint
+from harness.agents.base import Endpoint
 from harness.agents.bundles.install import bundle_at
 from harness.agents.one_call import ask
-from harness.async_pool import AsyncPool
 from harness.environment.augment import Variation, apply, chosen
 from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapshot, write_snapshot
 from harness.failure import AttemptFailed, Unexpected, stage
 from harness.integrity.evidence import Evidence
-from harness.integrity.watch import IntegrityWatch, evidence_in, evidence_of_answer, findings_of
+from harness.integrity.watch import evidence_in, evidence_of_answer, findings_of
 from harness.monitor.egress import note_egress
-from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.hang_watch import HangWatch, run_watched
-from harness.rewards.at_verdict import with_reward
-from harness.rewards.scorer import Scorer
+from harness.rollout.context import Budgets, RolloutJob, RunContext
 from harness.tasks import Task, TaskPart, parts_of
-from harness.tasks.stored import stored_task
-from harness.tasks.verdict_options import Augment
 from harness.verdict.checkers import CheckerContext, check_answer
 from harness.verdict.findings import write_findings
 from harness.verdict.fresh import gives_verdict_untouched
 from harness.verdict.isolation import end_agent, verifier_sandbox
-from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
 from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget, calls_seen
-from proxy.pool.rollouts.failures import DIFFERED, treatment
-from proxy.pool.rollouts.groups import GroupProgress, OpenRollout, Outcome, finish_rollout
+from proxy.pool.rollouts.failures import DIFFERED
+from proxy.pool.rollouts.groups import Outcome
 from proxy.pool.rollouts.starts import left_replay
-from sandboxes.base import ImageError, Result, Sandbox, SandboxError, Sandboxes
+from sandboxes.base import ImageError, Result, Sandbox, SandboxError
 
-TRIES = 3
-OUTAGES = 10
-"""How often a rollout runs again after an outage: an agent that could cause one would try again for ever."""
 VERIFIER_TRIES = 2
 LIMITS = {"timeout": "agent_budget", "cpu": "agent_budget", "memory": "agent_memory"}
 """How a sandbox ends an agent -> the failure that this is."""
-
-
-class StageSlots:
-    """How many attempts of a run may be in each stage at once."""
-
-    def __init__(self, *, starting: int, agents: int, verifying: int):
-        self.starting = asyncio.Semaphore(starting)
-        self.agents = asyncio.Semaphore(agents)
-        self.verifying = asyncio.Semaphore(verifying)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budgets:
-    """Upper bounds that a run sets for each attempt; a task may set lower ones."""
-
-    seconds: float | None = None
-    turns: int | None = None
-    tokens: int | None = None
-    hung_seconds: float = 3600
-    """Seconds without a model call that ends and without output of the agent, before the agent counts as hung."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """What all rollouts of a run share. What one rollout has of its own is in its `RolloutJob`."""
-
-    pool: AsyncPool
-    sandboxes: Sandboxes
-    url: str
-    """Base URL of the model, ending in /v1."""
-    model: str
-    context_length: int
-    logs: Path
-    trouble: Callable[[], Awaitable[AttemptFailed | None]]
-    """Asks the proxy whether it or its engine is out of order."""
-    end_calls: Callable[[Collection[int]], Coroutine[Any, Any, None]]
-    """Has the proxy end the calls of these attempts, and record what they have sampled."""
-    engine: EnginePresence
-    slots: StageSlots = field(default_factory=lambda: StageSlots(starting=64, agents=64, verifying=64))
-    budgets: Budgets = Budgets()
-    judge: Judge | None = None
-    """Grades answers where a task's checker is a judge."""
-    pause_seconds: float = 1.0
-    """Seconds before the first retry; each further pause is four times as long."""
-    augment: Augment | None = None
-    """Variations of the environment for tasks that declare none."""
-    seed: int = 0
-    """Seed of the choice of variations."""
-    scorer: Scorer | None = None
-    """Gives rollouts their rewards after the verifier. None: the verifier's verdict is the reward."""
-    integrity: IntegrityWatch | None = None
-    """How rollouts that cheat are treated. None: nobody looks whether they do."""
-    remote_attempt: "Callable[[RunContext, RolloutJob], Awaitable[Outcome]] | None" = None
-    """Makes an attempt on another machine, as `make_attempt` does here (`--ray`)."""
-
-
-@dataclass
-class Cancellation:
-    """Why a rollout is cancelled, when it is not because the run ends."""
-
-    reason: str | None = None
-    """redundant or filtered."""
-
-
-@dataclass(frozen=True)
-class RolloutJob:
-    """What one rollout has of its own: its row, its task, its agent, and why it is cancelled."""
-
-    rollout: OpenRollout
-    task: Task
-    agent: Agent
-    cancellation: Cancellation = field(default_factory=Cancellation)
-
-
-async def run_rollout(
-    context: RunContext, rollout: OpenRollout, agent: Agent, cancellation: Cancellation | None = None
-) -> tuple[Outcome, GroupProgress]:
-    """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
-    job = RolloutJob(rollout, stored_task(rollout.task), agent, cancellation or Cancellation())
-    tries = outages = 0
-    while True:
-        outcome = await (context.remote_attempt or make_attempt)(context, job)
-        if outcome.failure == "outage" and outages < OUTAGES:
-            outages += 1
-            continue
-        tries += 1
-        if outcome.failure is None or treatment(outcome.failure) != "retry" or tries == TRIES:
-            break
-        await asyncio.sleep(context.pause_seconds * 4 ** (tries - 1))
-    if outcome.failure in ("proxy", "engine") and (trouble := await context.trouble()):
-        raise UserError(f"{trouble.detail}; bring it back and repeat the same command to go on")
-    if context.scorer is not None:
-        outcome = await with_reward(context.pool, context.scorer, rollout, outcome)
-    if context.integrity is not None:
-        outcome = await context.integrity.judged(context.pool, rollout, outcome)
-    return outcome, await context.pool(finish_rollout, rollout.rollout_id, outcome)
 
 
 async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
