@@ -2,20 +2,17 @@
 
 import argparse
 from collections import Counter
-from pathlib import Path
 from typing import get_args
 
 from rich import box
 from rich.table import Table
 
-from harness.commands.watch import whereabouts
+from harness.commands.which_run import add_run, opened_run, whereabouts
 from harness.monitor.progress import make_console
 from proxy.pool.behaviour.statistics import Statistics, drift
-from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.inspect.run_behaviour import By, run_behaviour
-from proxy.pool.rollouts.runs import find_run
 
 COLUMNS = {
     "reward": ("reward", "{:.3f}"),
@@ -39,21 +36,15 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     behaviour = verbs.add_parser(
         "behaviour", help="show what the agents of a run did", epilog="example: harness behaviour runs/mixed"
     )
-    behaviour.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
-    behaviour.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
-    behaviour.add_argument("--name", help="the run's name in that pool")
+    add_run(behaviour)
     behaviour.add_argument("--by", choices=get_args(By), default="step", help="what rollouts are added up by")
     behaviour.set_defaults(call=_show)
 
 
 def _show(given: argparse.Namespace) -> int:
     where = whereabouts(given)
-    pool = open_pool(where.pool, create=False)
-    try:
-        run_id = find_run(pool, where.name).id
-        sums, rules = run_behaviour(pool, run_id, given.by), monitor_lines(pool, run_id)
-    finally:
-        pool.close()
+    with opened_run(where) as (pool, run):
+        sums, rules = run_behaviour(pool, run.id, given.by), monitor_lines(pool, run.id)
     if not sums:
         raise UserError(f"no rollout of {where.name} has finished yet; wait for the first one")
     console = make_console()

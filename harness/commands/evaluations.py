@@ -3,19 +3,17 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.commands.watch import whereabouts
+from harness.commands.which_run import add_run, opened_run, whereabouts
 from harness.monitor.progress import make_console
-from proxy.pool.database import Pool, open_pool
+from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.evaluated import EvaluatedColumn, EvaluationPoint, MatrixRow, as_json, matrix, points
-from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.evaluations import evaluations
 
 
@@ -25,18 +23,13 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="show how the agents of a training run were evaluated",
         epilog="example: harness evaluations runs/mixed",
     )
-    evaluated.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
-    evaluated.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
-    evaluated.add_argument("--name", help="the run's name in that pool")
+    add_run(evaluated)
     evaluated.add_argument("--json", action="store_true", help="print one JSON object")
     evaluated.set_defaults(call=_evaluations)
 
 
 def _evaluations(given: argparse.Namespace) -> int:
-    where = whereabouts(given)
-    pool = open_pool(where.pool, create=False)
-    try:
-        run = find_run(pool, where.name)
+    with opened_run(whereabouts(given)) as (pool, run):
         found = points(pool, evaluations(pool, run.id))
         if not found:
             raise UserError(f"run {run.name!r} was not evaluated; start it with --eval-tasks")
@@ -44,8 +37,6 @@ def _evaluations(given: argparse.Namespace) -> int:
             sys.stdout.buffer.write(msgspec.json.encode(as_json(found, matrix(pool))) + b"\n")
         else:
             show(make_console(), pool, found)
-    finally:
-        pool.close()
     return 0
 
 

@@ -3,20 +3,18 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
 from harness.async_pool import AsyncPool
-from harness.commands.watch import whereabouts
+from harness.commands.which_run import add_run, opened_run, whereabouts
 from harness.monitor.progress import make_console
 from harness.rewards.judges import TrajectoryJudges
 from harness.rewards.named import scorer_named
 from harness.rewards.rescore import Rescored, compared, largest_changes, reasons, rescore
-from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.rollouts.runs import find_run, record_event
+from proxy.pool.rollouts.runs import record_event
 from proxy.pool.rollouts.scoring import scorable, write_scores
 
 MOST = 10
@@ -29,9 +27,7 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="score a run's recorded rollouts again, by a function or by judges",
         epilog="example: harness rescore runs/train --reward judge.toml",
     )
-    verb.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
-    verb.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
-    verb.add_argument("--name", help="the run's name in that pool")
+    add_run(verb)
     what = "reward function, or file of judges"
     verb.add_argument("--reward", metavar="MODULE:NAME|FILE.toml", required=True, help=what)
     verb.add_argument("--write", action="store_true", help="give untrained rollouts their new rewards")
@@ -39,13 +35,10 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _rescore(given: argparse.Namespace) -> int:
-    where = whereabouts(given)
-    pool = open_pool(where.pool, create=False)
-    try:
-        run = find_run(pool, where.name)
+    with opened_run(whereabouts(given)) as (pool, run):
         rows = scorable(pool, run.id)
         if not rows:
-            raise UserError(f"no rollout of {where.name} has a verdict that could be scored again; wait for the first")
+            raise UserError(f"no rollout of {run.name} has a verdict that could be scored again; wait for the first")
         threads = AsyncPool(pool)
         scorer = scorer_named(given.reward, threads)
         rescored = asyncio.run(rescore(threads, scorer, rows))
@@ -58,10 +51,9 @@ def _rescore(given: argparse.Namespace) -> int:
         written = write_scores(pool, run.id, scorer.name, {one.row.rollout_id: one.to_pool() for one in rescored})
         text = f"{scorer.name} gave {written.rollouts} rollouts new rewards"
         record_event(pool, run.id, "rescore", text)
-        left = f"; {written.left} stay as they are, because a train step has taken their groups or they were lost"
+        why = "because a train step has taken their groups, or they were lost or cheated"
+        left = f"; {written.left} stay as they are, {why}"
         print(f"{text}{left if written.left else ''}")
-    finally:
-        pool.close()
     return 0
 
 

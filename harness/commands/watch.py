@@ -5,7 +5,6 @@ It only reads, and ends when no process works on the run any more.
 
 import argparse
 import time
-from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group
@@ -13,15 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from harness.commands.which_run import add_run, opened_run, whereabouts
 from harness.monitor.progress import Rate, make_console
-from harness.run_dir import RunDir, Whereabouts
-from proxy.pool.database import Pool, open_pool
-from proxy.pool.errors import UserError
+from proxy.pool.database import Pool
 from proxy.pool.inspect.account import account, account_lines
 from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.inspect.run_status import RunStatus, run_status, traffic
 from proxy.pool.inspect.start_table import start_lines, start_table
-from proxy.pool.rollouts.runs import Run, find_run
+from proxy.pool.rollouts.runs import Run
 
 LOOK_SECONDS = 2.0
 
@@ -30,30 +28,16 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     watch = verbs.add_parser(
         "watch", help="watch a run from another terminal", epilog="example: harness watch runs/mixed"
     )
-    watch.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
-    watch.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
-    watch.add_argument("--name", help="the run's name in that pool")
+    add_run(watch)
     watch.add_argument("--once", action="store_true", help="print the state once and end")
     watch.set_defaults(call=_watch)
 
 
 def _watch(given: argparse.Namespace) -> int:
     where = whereabouts(given)
-    pool = open_pool(where.pool, create=False)
-    try:
-        _look(make_console(), pool, find_run(pool, where.name), where.expected, given.once)
-    finally:
-        pool.close()
+    with opened_run(where) as (pool, run):
+        _look(make_console(), pool, run, where.expected, given.once)
     return 0
-
-
-def whereabouts(given: argparse.Namespace) -> Whereabouts:
-    """The run that a command's arguments name; UserError where they name none."""
-    if given.run_dir is not None:
-        return RunDir(given.run_dir).whereabouts()
-    if given.pool is None or given.name is None:
-        raise UserError("name the run's directory, or its pool and its name there with --pool and --name")
-    return Whereabouts(pool=given.pool, name=given.name, expected=None)
 
 
 def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bool) -> None:

@@ -157,10 +157,11 @@ def test_a_run_masks_the_rollouts_that_cheat_and_scores_them_again_without_mercy
     run = find_run(pool, str(tmp_path))
     rows = scorable(pool, run.id)
     assert [(row.reward, row.current) for row in rows] == [(1.0, 0.0)] * 2
-    write_scores(pool, run.id, "again", {row.rollout_id: NewScore(reward=0.9, parts={}) for row in rows})
+    written = write_scores(pool, run.id, "again", {row.rollout_id: NewScore(reward=0.9, parts={}) for row in rows})
+    assert (written.rollouts, written.left) == (0, 2)
     with pool.read() as connection:
-        written = connection.execute(select(rollouts).where(rollouts.c.id.in_([row.rollout_id for row in rows]))).all()
-    assert [(row.reward, row.integrity["reward"]) for row in written] == [(0.0, 0.9)] * 2
+        stored = connection.execute(select(rollouts).where(rollouts.c.id.in_([row.rollout_id for row in rows]))).all()
+    assert [(row.reward, row.integrity["reward"]) for row in stored] == [(0.0, 0.9)] * 2
     assert [(row.reward, row.current) for row in scorable(pool, run.id)] == [(1.0, 0.0)] * 2
 
 

@@ -60,7 +60,7 @@ class Written:
 
     rollouts: int
     left: int
-    """Rollouts of groups that a train step has taken, or that were lost: they stay as they are."""
+    """Rollouts whose reward stays as it is: a train step has taken their group, it was lost, or it was zeroed."""
 
 
 def replaced(by: str, reward: float | None, parts: Mapping[str, float], failure: str | None, detail: str) -> Any:
@@ -144,7 +144,7 @@ def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore
                 values["integrity"] = {**row.integrity, "reward": score.reward}
                 values["reward"] = row.reward if score.reward is not None else None
             connection.execute(update(rollouts).where(rollouts.c.id == row.id).values(values))
-            written += 1
+            written += row.hacked != ZERO
     return Written(written, len(scores) - written)
 
 
