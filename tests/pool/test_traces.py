@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -107,3 +108,41 @@ def test_an_attempt_with_given_and_missing_tokens_is_exported(pool: Pool, tmp_pa
     assert one["extra"]["blackforge"]["logprobs"] == [None, -0.5] and one["extra"]["blackforge"]["given"] == [[0, 1]]
     assert two["extra"]["blackforge"]["logprobs"] == [-0.25, None]
     assert two["prompt_token_ids"] == [1, 2, 3, 4, 5] and two["completion_token_ids"] == [6, 7]
+
+
+def asked(command: str, id: str | None = None) -> dict[str, Any]:
+    function = {"name": "shell", "arguments": json.dumps({"command": command})}
+    call = {"type": "function", "function": function} | ({"id": id} if id else {})
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+class Rewritten(Numbers):
+    """Reads a prompt of one number as a history of commands: 9 is that of three calls of one tool, and a repeat."""
+
+    def whole(self, tokens: Sequence[int], dated_at: float | None) -> PromptReading:
+        if tokens[0] != 9:
+            return super().whole(tokens, dated_at)
+        history = [
+            each
+            for command in ("ls", "cat", "rm", "ls")
+            for each in (asked(command), {"role": "tool", "content": command})
+        ]
+        return PromptReading(history, [])
+
+
+def test_calls_of_a_rewritten_history_have_the_ids_of_their_own_records(pool: Pool, tmp_path: Path) -> None:
+    """Each record gives its ids once: two equal calls have those of two records, in their order."""
+    run = open_run(pool, "r", "train", {})
+    [member] = open_group(pool, run.id, TASK, 1)
+    attempt, _ = open_attempt(pool, member.rollout_id, "command")
+    commands = {"one": "ls", "two": "cat", "three": "rm", "four": "ls"}
+    for place, (id, command) in enumerate(commands.items(), 1):
+        record(pool, [replace(new_completion(attempt.id, [place], [3, 4]), reply=asked(command, id))])
+    record(pool, [new_completion(attempt.id, [9], [3, 4])])
+    close_attempt(pool, attempt.id, Ending())
+    finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=None))
+    write_traces(pool, RolloutFilter(run="r"), "chat", tmp_path / "chat.jsonl", Rewritten(), None)
+    *_, last = map(json.loads, (tmp_path / "chat.jsonl").read_text().splitlines())
+    called = [message["tool_calls"][0]["id"] for message in last["messages"] if message.get("tool_calls")]
+    answered = [message["tool_call_id"] for message in last["messages"] if message["role"] == "tool"]
+    assert called == answered == list(commands)

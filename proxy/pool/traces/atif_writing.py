@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.pool.read.records import CompletionRecord
+from proxy.pool.traces.arguments import decoded_arguments
 from proxy.pool.traces.atif_format import (
     OURS,
     VERSION,
@@ -93,11 +94,9 @@ def _step(number: int, turn: BranchTurn, results: Sequence[dict[str, Any]]) -> A
 def _call(call: dict[str, Any]) -> AtifCall:
     """Return a call. Arguments that this form would change are kept as they were written."""
     text = call["function"].get("arguments") or ""
-    try:
-        arguments = msgspec.json.decode(text, type=dict[str, Any])
-        changed = json.dumps(arguments, ensure_ascii=False) != text
-    except (msgspec.DecodeError, RecursionError):
-        arguments, changed = {}, True
+    value = decoded_arguments(text)
+    arguments = value if isinstance(value, dict) else {}
+    changed = not isinstance(value, dict) or json.dumps(arguments, ensure_ascii=False) != text
     return AtifCall(
         tool_call_id=str(call.get("id") or ""),
         function_name=str(call["function"]["name"]),

@@ -5,11 +5,13 @@ continued it before, or if the prompt begins otherwise (a sub-agent, a side call
 branch of its own, with the turns before it as copies.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from proxy.pool.read.records import CompletionRecord, RolloutRecord
+from proxy.pool.traces.arguments import decoded_arguments
 
 
 @dataclass(frozen=True)
@@ -134,11 +136,12 @@ def _context(
     """Return what a prompt adds to the turns of a branch. Those up to the last answer among them are copies."""
     messages: list[dict[str, Any]] = []
     calls = list(turns[-1].message.get("tool_calls") or ()) if turns else []
+    recorded = _recorded_ids(reading.messages, item, turns, earlier)
     last = -1
     for at, message in enumerate(reading.messages):
         if message["role"] == "assistant":
             messages += _named(reading.messages[last + 1 : at], _ids(calls))
-            named = _with_ids(message, len(turns) + at, earlier) if message.get("tool_calls") else message
+            named = _with_ids(message, len(turns) + at, recorded.get(at, ())) if message.get("tool_calls") else message
             messages.append(named)
             calls, last = list(named.get("tool_calls") or ()), at
     shown = [each.call for each in item.observed.results if not each.spoken] if item.observed else []
@@ -161,17 +164,56 @@ def _named(messages: Sequence[dict[str, Any]], ids: Sequence[str]) -> list[dict[
     return [message | ({"tool_call_id": by_place[at]} if at in by_place else {}) for at, message in enumerate(messages)]
 
 
-def _with_ids(message: dict[str, Any], at: int, earlier: Mapping[int, CompletionRecord]) -> dict[str, Any]:
-    """Return an answer of a history with the ids of the recorded one that calls the same; else with made ones.
+def _recorded_ids(
+    messages: Sequence[dict[str, Any]],
+    item: CompletionRecord,
+    turns: Sequence[BranchTurn],
+    earlier: Mapping[int, CompletionRecord],
+) -> dict[int, list[str]]:
+    """Return the ids of the calls in a history by the place of the answer: those of the record that calls the same.
+
+    A record gives its ids once to a branch. The newest come first, as histories lose their beginning rather than their
+    end, and before all others those of the conversation that `item` follows.
+    """
+    asked = [at for at, message in enumerate(messages) if message.get("tool_calls")]
+    if not asked:
+        return {}
+    chain: dict[int, CompletionRecord] = {}
+    before = earlier.get(item.follows or 0)
+    while before is not None and before.id not in chain:
+        chain[before.id] = before
+        before = earlier.get(before.follows or 0)
+    used = {turn.completion.id for turn in turns if turn.completion is not None}
+    unused = {id: _says(each.message) for id, each in (chain | dict(reversed(list(earlier.items())))).items()}
+    found: dict[int, list[str]] = {}
+    for at in reversed(asked):
+        said = _says(messages[at])
+        same = next((id for id, other in unused.items() if id not in used and other == said), None)
+        if same is not None:
+            used.add(same)
+            found[at] = _ids(earlier[same].message["tool_calls"])
+    return found
+
+
+def _says(message: dict[str, Any]) -> Any:
+    """Return what two forms of one answer share: its text and its calls.
+
+    Values of arguments are compared as text, since a template may show a number as it shows text.
+    """
+    calls = []
+    for call in message.get("tool_calls") or ():
+        arguments = decoded_arguments(call["function"].get("arguments") or "{}")
+        if isinstance(arguments, dict):
+            arguments = {key: each if isinstance(each, str) else json.dumps(each) for key, each in arguments.items()}
+        calls.append((call["function"]["name"], arguments))
+    return (message.get("content") or "").strip(), calls
+
+
+def _with_ids(message: dict[str, Any], at: int, recorded: Sequence[str]) -> dict[str, Any]:
+    """Return an answer of a history with the ids of its record; with made ones where it has none.
 
     A prompt shows no ids, and the formats that are written need some.
     """
-    names = [call["function"]["name"] for call in message["tool_calls"]]
-    ids = [f"context-{at}-{number}" for number in range(len(names))]
-    for item in reversed(list(earlier.values())):
-        calls = item.message.get("tool_calls") or ()
-        same_text = (item.message.get("content") or "").strip() == (message.get("content") or "").strip()
-        if same_text and [call["function"]["name"] for call in calls] == names:
-            ids = [own or made for own, made in zip(_ids(calls), ids, strict=True)]
-            break
-    return message | {"tool_calls": [{"id": id} | call for call, id in zip(message["tool_calls"], ids, strict=True)]}
+    calls = message["tool_calls"]
+    ids = [own or f"context-{at}-{number}" for number, own in enumerate(recorded or [""] * len(calls))]
+    return message | {"tool_calls": [{"id": id} | call for call, id in zip(calls, ids, strict=True)]}

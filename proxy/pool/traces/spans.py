@@ -17,6 +17,7 @@ from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.read.pages import RolloutFilter
 from proxy.pool.read.records import CompletionRecord
+from proxy.pool.traces.arguments import decoded_arguments
 from proxy.pool.traces.branches import BranchTurn, PromptBranch, PromptReader
 from proxy.pool.traces.files import TraceCounts, recorded_branches
 from proxy.pool.traces.origin import of_rollout
@@ -152,17 +153,10 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
                 "type": "tool_call",
                 "id": call.get("id"),
                 "name": function["name"],
-                "arguments": _object(function["arguments"]),
+                "arguments": decoded_arguments(function["arguments"]),
             }
         )
     return parts
-
-
-def _object(arguments: str) -> Any:
-    try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
 
 
 def _text(value: Any) -> str:
