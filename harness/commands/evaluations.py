@@ -30,11 +30,14 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 def _evaluations(given: argparse.Namespace) -> int:
     with opened_run(whereabouts(given)) as (pool, run):
-        found = points(pool, evaluations(pool, run.id))
-        if not found:
+        begun = evaluations(pool, run.id)
+        if not begun:
             raise UserError(f"run {run.name!r} was not evaluated; start it with --eval-tasks")
+        found = points(pool, begun)
         if given.json:
             sys.stdout.buffer.write(msgspec.json.encode(as_json(found, matrix(pool))) + b"\n")
+        elif not found:
+            print(f"the evaluation of step {begun[-1].of.step} has begun; no rollout has finished yet")
         else:
             show(make_console(), pool, found)
     return 0
@@ -43,7 +46,7 @@ def _evaluations(given: argparse.Namespace) -> int:
 def show(console: Console, pool: Pool, found: Sequence[EvaluationPoint]) -> None:
     """Print the curves of a training run and the matrix over all runs of the pool."""
     console.print("Mean rewards by step", curves_table(found), sep="\n")
-    console.print("What was trained, and what it can do", matrix_table(matrix(pool)), sep="\n")
+    console.print("Mean rewards by policy", matrix_table(matrix(pool)), sep="\n")
 
 
 def curves_table(found: Sequence[EvaluationPoint]) -> Table:
@@ -75,13 +78,5 @@ def _table(first: Sequence[str], columns: Sequence[EvaluatedColumn]) -> Table:
 
 
 def _cells(row: Sequence[EvaluationPoint], columns: Sequence[EvaluatedColumn]) -> list[str]:
-    """Means with the number of rewards, and of rollouts without one."""
-    by_column = {point.column: point for point in row}
-    return [_cell(by_column.get(column)) for column in columns]
-
-
-def _cell(point: EvaluationPoint | None) -> str:
-    if point is None:
-        return "-"
-    missing = f", {point.rollouts - point.rewards} missing" if point.rollouts > point.rewards else ""
-    return f"{'missing' if point.reward is None else f'{point.reward:.3f}'} of {point.rewards}{missing}"
+    by_column = {point.column: point.text for point in row}
+    return [by_column.get(column, "-") for column in columns]

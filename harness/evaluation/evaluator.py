@@ -23,9 +23,8 @@ from proxy.pool.inspect.evaluated import point_line, points
 from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import RolloutRow, run_summary
-from proxy.pool.rollouts.queue import replacements
 from proxy.pool.rollouts.runs import Run, find_run
-from proxy.pool.training.evaluations import Evaluation, evaluations, open_evaluation
+from proxy.pool.training.evaluations import Evaluation, evaluations, is_finished, open_evaluation
 from proxy.pool.training.steps import Version, latest
 
 
@@ -84,11 +83,9 @@ class Evaluator:
         """Do what is left of an evaluation: nothing where it is finished."""
         of, run_id = evaluation.of, evaluation.run_id
         run = await self._pool(find_run, evaluation.name)
-        rows = await self._pool(run_summary, run_id)
-        owing = await self._pool(replacements, run_id, 0)
-        if len(rows) >= of.rollouts and all(row.finished for row in rows) and not owing:
+        if await self._pool(is_finished, evaluation):
             return
-        board = _BesideBoard(self._board, of.rollouts, rows)
+        board = _BesideBoard(self._board, of.rollouts, await self._pool(run_summary, run_id))
         context = replace(self._context, engine=self._context.engine.of_run(run_id))
         held = ExitStack()
         try:

@@ -30,7 +30,7 @@ from proxy.pool.inspect.evaluated import matrix, points
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import Run, admission, open_run, set_queue_limit
 from proxy.pool.schema import attempts, groups, rollouts
-from proxy.pool.training.evaluations import evaluations, find_teacher
+from proxy.pool.training.evaluations import evaluations, find_teacher, open_evaluation
 from proxy.pool.training.steps import Published, mark_pushed, versions
 from sandboxes.local.process import ProcessSandboxes
 from tests.harness.conftest import HELLO, SHELL_AGENT, push
@@ -127,7 +127,14 @@ async def test_every_agent_is_evaluated_at_every_task_beside_the_training_and_ne
     with pool.read() as connection:
         own = connection.execute(select(groups.c.agent, groups.c.purpose).where(groups.c.run_id == run.id)).all()
     assert {(row.agent, row.purpose) for row in own} == {("trained", None)}
-    assert admission(pool, run.id).open_groups <= 2  # evaluations take no place
+    with pool.read() as connection:
+        evaluated = [each.run_id for each in evaluations(pool, run.id)]
+        of_evaluations = select(func.count()).select_from(groups).where(groups.c.run_id.in_(evaluated))
+        running = (
+            select(func.count()).select_from(groups).where(groups.c.run_id == run.id, groups.c.state != "CONSUMED")
+        )
+        assert connection.scalar(of_evaluations) == 8
+        assert admission(pool, run.id).open_groups == connection.scalar(running)  # evaluations take no place
     with pytest.raises(UserError, match=f"evaluates the run '{run.name}', so nothing is trained on it"):
         find_teacher(pool, found[0].run)
     rows = [row for row in matrix(pool) if row.run == run.name]
@@ -140,6 +147,16 @@ async def test_every_agent_is_evaluated_at_every_task_beside_the_training_and_ne
     assert len(whole["points"]) == 8 and whole["matrix"][-1]["trained"] == ["trained"]
     assert main(["evaluations", "--pool", proxy.pool, "--name", found[0].run]) == 2
     assert "was not evaluated; start it with --eval-tasks" in capsys.readouterr().err
+
+
+def test_an_evaluation_without_a_finished_rollout_says_that(
+    context: RunContext, run: Run, proxy: RunningProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = context.pool.blocking
+    publish(pool, proxy, run, 3)
+    open_evaluation(pool, run, versions(pool, run.id)[-1], {}, engine="", rollouts=1)
+    assert main(["evaluations", "--pool", proxy.pool, "--name", run.name]) == 0
+    assert capsys.readouterr().out == "the evaluation of step 3 has begun; no rollout has finished yet\n"
 
 
 async def test_a_harness_that_starts_again_goes_on_with_its_evaluation_and_repeats_none(

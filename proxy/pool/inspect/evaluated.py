@@ -1,7 +1,10 @@
-"""What the evaluations of training runs came to: points of curves, and the matrix of what was trained by what it can.
+"""What the evaluations of training runs came to: points of curves, and a matrix: a row for each trained policy, a
+column for each agent and kind of task.
 
 A point is an agent at tasks of one kind, held out or not, under one version of the policy. Held out are agents and
-tasks of which the training run has opened no group to train. A missing reward is missing, and counted.
+tasks of which the training run has opened no group to train. A missing reward is missing, and counted. Rollouts that
+are masked because they cheated are counted, too, and no part of a mean. Of a rollout that was replaced only the newest
+replacement counts.
 """
 
 import json
@@ -10,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
+from proxy.pool.rollouts.masked import MASKED
 from proxy.pool.schema import groups, rollouts, tasks
-from proxy.pool.training.evaluations import Evaluates, Evaluation, all_evaluations, evaluations
+from proxy.pool.training.evaluations import Evaluates, Evaluation, all_evaluations, evaluations, is_finished
 
 
 class EvaluatedColumn(NamedTuple):
@@ -43,8 +47,10 @@ class EvaluationPoint:
     tasks_held_out: bool
     rollouts: int
     """Those that have an outcome."""
+    masked: int
+    """Of these, those that cheated and are masked."""
     rewards: int
-    """Of these, those with a reward."""
+    """Of the others, those with a reward."""
     reward: float | None
     """Mean of the rewards. None: there are none."""
     versions: dict[str, int]
@@ -53,6 +59,15 @@ class EvaluationPoint:
     @property
     def column(self) -> EvaluatedColumn:
         return EvaluatedColumn(self.agent, self.agent_held_out, self.tasks_held_out)
+
+    @property
+    def text(self) -> str:
+        """The mean with the number of its rewards, and of rollouts that are no part of it."""
+        counts = {"missing": self.rollouts - self.masked - self.rewards, "masked": self.masked}
+        left_out = [f"{count} {name}" for name, count in counts.items() if count]
+        if self.reward is None:
+            return f"- ({', '.join(left_out)})"
+        return ", ".join([f"{self.reward:.3f} of {self.rewards}", *left_out])
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,7 @@ def matrix(pool: Pool) -> list[MatrixRow]:
     """Return for each training run of a pool that was evaluated its first and its last finished evaluation."""
     rows = []
     for run_id in dict.fromkeys(each.of.run_id for each in all_evaluations(pool)):
-        whole = [each for each in evaluations(pool, run_id) if _finished(pool, each)]
+        whole = [each for each in evaluations(pool, run_id) if is_finished(pool, each)]
         agents = tuple(sorted(trained_agents(pool, run_id)))
         for each in dict.fromkeys(whole[:1] + whole[-1:]):
             of = each.of
@@ -105,7 +120,7 @@ def matrix(pool: Pool) -> list[MatrixRow]:
 
 def point_line(of: Evaluates, found: Sequence[EvaluationPoint]) -> str:
     """Return a line about an evaluation."""
-    parts = [f"{point.column.text} {_number(point.reward)} of {point.rewards}" for point in found]
+    parts = [f"{point.column.text} {point.text}" for point in found]
     names = sorted({name for point in found for name in point.versions})
     return f"evaluation of step {of.step} ({', '.join(names) or of.version}): {'; '.join(parts) or 'no rollout'}"
 
@@ -127,21 +142,13 @@ def as_json(found: Iterable[EvaluationPoint], rows: Iterable[MatrixRow]) -> dict
     }
 
 
-def _number(reward: float | None) -> str:
-    return "missing" if reward is None else f"{reward:.3f}"
-
-
-def _finished(pool: Pool, evaluation: Evaluation) -> bool:
-    with pool.read() as connection:
-        query = select(rollouts.c.finished_at).join_from(rollouts, groups)
-        ends = connection.scalars(query.where(groups.c.run_id == evaluation.run_id)).all()
-    return len(ends) >= evaluation.of.rollouts and all(ends)
-
-
 def _rollouts(pool: Pool, run_id: int) -> Sequence[Any]:
-    columns = (groups.c.agent, tasks.c.spec, rollouts.c.reward, rollouts.c.versions)
+    """The rollouts of a run that have ended, without those of groups that another one replaces."""
+    chain = func.coalesce(groups.c.replaces, groups.c.id)
+    newest = select(func.max(groups.c.id)).where(groups.c.run_id == run_id).group_by(chain)
+    columns = (groups.c.agent, tasks.c.spec, rollouts.c.reward, rollouts.c.versions, MASKED.label("masked"))
     query = select(*columns).join_from(rollouts, groups).join(tasks, tasks.c.id == groups.c.task_id)
-    ended = query.where(groups.c.run_id == run_id, rollouts.c.finished_at.is_not(None))
+    ended = query.where(groups.c.id.in_(newest), rollouts.c.finished_at.is_not(None))
     with pool.read() as connection:
         return connection.execute(ended.order_by(rollouts.c.id)).all()
 
@@ -159,7 +166,7 @@ def _content(spec: Mapping[str, Any]) -> str:
 
 
 def _point(evaluation: Evaluation, column: EvaluatedColumn, rows: Sequence[Any]) -> EvaluationPoint:
-    rewards = [row.reward for row in rows if row.reward is not None]
+    rewards = [row.reward for row in rows if row.reward is not None and not row.masked]
     versions = Counter(name for row in rows for name in row.versions or ())
     return EvaluationPoint(
         step=evaluation.of.step,
@@ -169,6 +176,7 @@ def _point(evaluation: Evaluation, column: EvaluatedColumn, rows: Sequence[Any])
         agent_held_out=column.agent_held_out,
         tasks_held_out=column.tasks_held_out,
         rollouts=len(rows),
+        masked=sum(row.masked for row in rows),
         rewards=len(rewards),
         reward=sum(rewards) / len(rewards) if rewards else None,
         versions=dict(sorted(versions.items())),

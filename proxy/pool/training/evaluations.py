@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
+from proxy.pool.rollouts.queue import opened_in_order, replacements
 from proxy.pool.rollouts.runs import Run, find_run, open_run
-from proxy.pool.schema import runs
+from proxy.pool.schema import groups, rollouts, runs
 from proxy.pool.training.steps import Version, current_names, versions
 
 KEY = "evaluates"
@@ -71,6 +72,21 @@ def all_evaluations(pool: Pool) -> list[Evaluation]:
     with pool.read() as connection:
         rows = connection.execute(query).all()
     return [_evaluation(row.id, row.name, row.config) for row in rows if KEY in row.config]
+
+
+def is_finished(pool: Pool, evaluation: Evaluation) -> bool:
+    """Whether every agent of an evaluation was given every task, all have ended, and no replacement is owed.
+
+    Its groups have one member each.
+    """
+    unfinished = select(func.count()).select_from(rollouts).join(groups)
+    unfinished = unfinished.where(groups.c.run_id == evaluation.run_id, rollouts.c.finished_at.is_(None))
+    if opened_in_order(pool, evaluation.run_id) < evaluation.of.rollouts:
+        return False
+    with pool.read() as connection:
+        if connection.scalar(unfinished):
+            return False
+    return not replacements(pool, evaluation.run_id, 0)
 
 
 def evaluated_by(pool: Pool, run_id: int) -> Evaluates | None:
