@@ -428,8 +428,14 @@ async def test_a_replica_that_a_push_left_behind_gets_no_calls_until_it_is_there
     await until(shared)
 
 
+async def back(stand: Stand) -> bool:
+    """Whether every replica may get calls."""
+    return "open" not in await states(stand)
+
+
 async def test_an_evaluation_is_sampled_where_its_version_is_held(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: "ok", replicas=2)
+    faults: list[Fault] = []
+    stand = await serve(lambda prompt, ids: faults.pop() if faults else "ok", replicas=2)
     ahead, held = stand.replicas
     training = open_run(stand.pool, "a run", "train", {})
     first, second = (
@@ -458,6 +464,11 @@ async def test_an_evaluation_is_sampled_where_its_version_is_held(serve: Serve) 
     assert await asked(evaluation.run_id) == [0, 16]  # before a push, too, so that none comes into the middle of it
     ahead.version = second.name
     await until(shown)
+    assert await asked(evaluation.run_id) == [0, 16] and await asked(training.id) == [16, 0]
+    faults.append(Fault(text="o", after=1))  # the held engine dies under a call, and comes back as it was
+    await asked(evaluation.run_id)
+    async with asyncio.timeout(20):
+        await until(lambda: back(stand))
     assert await asked(evaluation.run_id) == [0, 16] and await asked(training.id) == [16, 0]
     held.version = second.name
     await until(shown)

@@ -1,8 +1,9 @@
 """All replicas of the engine: chooses one for each call, and another one when that fails.
 
 Every replica has a circuit (circuit.py). The health of a lost replica is checked after growing pauses; if it returns
-with other weights than the serving replicas have, it gets calls only after it was updated. The same holds for one that
-a push has left behind: as soon as any replica serves the newest published version, those with another get no calls.
+with other weights than the serving replicas have, it gets calls only after it was updated, or if it is held at them for
+an evaluation. The same holds for one that a push has left behind: as soon as any replica serves the newest published
+version, those with another get no calls.
 
 While no replica is up that has weights of its run (run_needs.py), a run's call waits, and then goes on with what it had
 sampled; the harness decides how long. A replica that had pushed weights and was restarted without them is loaded with
@@ -251,7 +252,8 @@ class Fleet:
             await self._look_up_newest()
         self.note_outage()
         serving = {other.version for other in self.others({replica.url})}
-        if not serving or version in serving or version == self._newest:
+        held = any(run.prefers(replica.url, version) for run in self._runs.values())
+        if not serving or version in serving or version == self._newest or held:
             replica.circuit.answered()
             replica.away = ""
             self.note_outage()

@@ -2,8 +2,8 @@
 
 An engine that was restarted, or that serves another run, has foreign weights. What it sampled for the run could not be
 trained. Until the run publishes its first weights, none are foreign to it: it begins with whatever engines serve, and
-runs that are not trained never publish any. An
-evaluation of a training run needs what that run needs. Left out: asking the pool (fleet.py).
+runs that are not trained never publish any. An evaluation of a training run needs what that run needs. Left out: asking
+the pool (fleet.py).
 """
 
 import asyncio
