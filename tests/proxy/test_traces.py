@@ -70,6 +70,7 @@ async def test_each_answer_is_in_one_document_with_its_tokens(serve: Serve, tiny
         ids = own[item.id]["prompt_token_ids"] + own[item.id]["completion_token_ids"]
         assert ids == whole[item.id].tolist() and own[item.id]["logprobs"] == item.logprobs.tolist()
         assert own[item.id]["prompt_tokens"] == item.prompt_length
+        assert own[item.id]["extra"]["blackforge"]["label"] == item.label
     labels = [each["extra"]["blackforge"]["label"] for each in documents]
     assert labels == ["main", "side", "subagent", "main", "main"]
     assert [each["agent"].get("tool_definitions") for each in documents] == [[SHELL], None, [READ], [SHELL], [SHELL]]
@@ -223,6 +224,56 @@ def test_ids_of_another_tokenizer_are_not_taken_for_this_models(
     prompt, answer = "<|im_start|>user\nLook around.<|im_end|>\n<|im_start|>assistant\n", "there is a.txt<|im_end|>"
     assert [template.decode(item.tokens) for item in rollout.completions] == [prompt + answer] * 2
     assert (rollout.reward, rollout.agent, rollout.task) == (None, "other", "s")
+
+
+def recorded_metrics(template: ChatTemplate, prompt: str, answer: str) -> Document:
+    return {"prompt_token_ids": template.encode(prompt), "completion_token_ids": template.encode(answer)}
+
+
+SPELLED = ("<|im_start|>user\nLook around.<|im_end|>\n<|im_start|>assistant\n", "there is a.txt<|im_end|>")
+CALLED = '<tool_call>\n{"name": "ask", "arguments": {"who": "me"}}\n</tool_call><|im_end|>'
+ASKED = {"tool_calls": [CALL[0] | {"arguments": {"who": "you"}}], "message": ""}
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes", "origin"),
+    [
+        (SPELLED, {}, "ids"),
+        (("x" + SPELLED[1], SPELLED[1]), {}, "rendered"),  # the prompt does not hold what the user says
+        (SPELLED, {"message": ""}, "rendered"),  # nothing is there to compare
+        (SPELLED, {"reasoning_content": "I look first."}, "rendered"),
+        ((SPELLED[0], CALLED), ASKED, "rendered"),
+        ((SPELLED[0], CALLED.replace("me", "you")), ASKED, "ids"),
+    ],
+)
+def test_ids_count_only_where_they_spell_the_prompt_and_the_whole_answer(
+    ids: tuple[str, str],
+    changes: Document,
+    origin: str,
+    pool: Pool,
+    tiny_model: Path,
+    template: ChatTemplate,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(with_answer(metrics=recorded_metrics(template, *ids), **changes)))
+    imported(pool, "d", tmp_path / "a.json", tiny_model)
+    [rollout] = rollouts(pool, RolloutFilter(run="d"))
+    assert [str(item.untrained) for item in rollout.completions] == [f"imported: {origin}"]
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_a_step_keeps_its_own_label_and_finish_reason(
+    with_ids: bool, pool: Pool, tiny_model: Path, template: ChatTemplate, tmp_path: Path
+) -> None:
+    """A branch may hold a compaction among calls of main, and an answer that was cut."""
+    own = {"extra": {"blackforge": {"label": "compaction", "finish_reason": "length"}}}
+    ids = recorded_metrics(template, *SPELLED) if with_ids else {}
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(with_answer(metrics=own | ids) | {"extra": {"blackforge": {"label": "main"}}}))
+    imported(pool, "d", file, tiny_model)
+    [rollout] = rollouts(pool, RolloutFilter(run="d"))
+    [item] = rollout.completions
+    assert (item.label, item.finish_reason) == ("compaction", "length")
 
 
 async def test_a_directory_with_files_and_a_model_of_another_tokenizer_are_refused(

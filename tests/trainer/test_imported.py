@@ -55,3 +55,16 @@ def test_a_warm_start_learns_the_answers_of_documents(ranks: Ranks, tmp_path: Pa
     assert now.unaccounted == 0 and now.imitated.tokens == int(first.trained.sum())
     assert not main(["pool", "account", config.pool, "teacher"])
     assert msgspec.json.encode(done["loss"])
+
+
+def test_an_answer_that_was_cut_is_not_learned(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", seed=0)
+    cut = document("a")
+    cut["steps"][-1]["metrics"] = {"extra": {"blackforge": {"finish_reason": "length"}}}
+    (tmp_path / "cut.jsonl").write_text(f"{json.dumps(cut)}\n{json.dumps(document('b'))}\n")
+    config = make_config(tmp_path, sft=Sft(runs=("teacher",), output=str(tmp_path / "warm")))
+    words = [config.pool, "teacher", str(tmp_path / "cut.jsonl"), "--model", config.model]
+    assert main(["pool", "import", *words]) == 0
+    template = ChatTemplate(tmp_path / "model")
+    learned = [template.decode(row.tokens[row.trained].tolist()) for [row] in demonstrations(config)]
+    assert ["Done." in text for text in learned] == [False, True]

@@ -119,6 +119,7 @@ def _metrics(item: CompletionRecord) -> AtifMetrics:
     answer = item.tokens[item.prompt_length :]
     own: dict[str, Any] = {
         "finish_reason": item.finish_reason,
+        "label": item.label,
         "seconds": item.finished_at - item.started_at,
         "versions": msgspec.to_builtins(item.versions),
     }

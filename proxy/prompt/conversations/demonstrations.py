@@ -4,13 +4,15 @@ Rendered text is what the model would have read and had to write: the prompt by 
 template shows it. The template's own choices hold, such as leaving out old reasoning.
 """
 
+import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
+from proxy.dialects.base import parsed_arguments
+from proxy.pool.completions.labels import LABELS
 from proxy.pool.errors import UserError
+from proxy.pool.traces.atif_format import AtifMetrics
 from proxy.pool.traces.atif_reading import AtifTurn, ReadTrajectory
 from proxy.pool.traces.demonstrations import Demonstration
 from proxy.prompt.template import ChatTemplate, TemplateError
@@ -28,19 +30,20 @@ class DemonstrationMaker:
         """Yield the demonstrations in order. UserError where the template cannot show one."""
         for at, turn in enumerate(trajectory.turns):
             if turn.demonstration:
-                recorded = self._recorded(turn, trajectory)
+                recorded = self._recorded(trajectory, at)
                 yield recorded or self._rendered(trajectory, at)
 
-    def _recorded(self, turn: AtifTurn, trajectory: ReadTrajectory) -> Demonstration | None:
+    def _recorded(self, trajectory: ReadTrajectory, at: int) -> Demonstration | None:
         """Return the step with its token ids; None where it has none, or where they are another tokenizer's."""
-        metrics, tokenizer = turn.metrics, trajectory.tokenizer
+        turn, tokenizer = trajectory.turns[at], trajectory.tokenizer
+        metrics = turn.metrics
         if metrics is None or not metrics.prompt_token_ids or not metrics.completion_token_ids:
             return None
         answer = metrics.completion_token_ids
         largest = self._template.tokenizer.get_vocab_size()
         if not all(0 <= id < largest for id in (*metrics.prompt_token_ids, *answer)):
             return None
-        if tokenizer != self._tokenizer if tokenizer else not self._spells(answer, turn.message):
+        if tokenizer != self._tokenizer if tokenizer else not self._are_ours(metrics, trajectory, at):
             return None
         own = turn.own
         given = tuple((int(start), int(end)) for start, end in own.get("given") or ())
@@ -52,16 +55,21 @@ class DemonstrationMaker:
             logprobs=array("f", logprobs if whole else ()),
             given=given,
             reply=turn.message,
-            label=trajectory.label,
-            finish_reason=str(own.get("finish_reason") or _finish_reason(turn.message)),
+            label=_label(turn, trajectory),
+            finish_reason=_finish_reason(turn),
             made_of=RECORDED,
         )
 
-    def _spells(self, answer: Sequence[int], message: dict[str, Any]) -> bool:
-        """Whether these ids are the words of a message."""
-        text = self._template.decode(answer)
-        words = [message.get("content") or "", *(each["function"]["name"] for each in message.get("tool_calls") or ())]
-        return all(word.strip() in text for word in words)
+    def _are_ours(self, metrics: AtifMetrics, trajectory: ReadTrajectory, at: int) -> bool:
+        """Whether the ids of a step are this tokenizer's: they spell the answer, and the newest text before it."""
+        before = [str(turn.message.get("content") or "").strip() for turn in trajectory.turns[:at]]
+        newest = next((text for text in reversed(before) if text), None)
+        words = [word.strip() for word in _words(trajectory.turns[at].message)]
+        if newest is None or not any(words):
+            return False
+        prompt = self._template.decode(metrics.prompt_token_ids or ())
+        answer = self._template.decode(metrics.completion_token_ids or ())
+        return _shows(prompt, newest) and all(_shows(answer, word) for word in words)
 
     def _rendered(self, trajectory: ReadTrajectory, at: int) -> Demonstration:
         turn = trajectory.turns[at]
@@ -73,8 +81,8 @@ class DemonstrationMaker:
             answer=array("i", self._template.encode(answer)),
             logprobs=array("f"),
             reply=turn.message,
-            label=trajectory.label,
-            finish_reason=_finish_reason(turn.message),
+            label=_label(turn, trajectory),
+            finish_reason=_finish_reason(turn),
             made_of=RENDERED,
         )
 
@@ -108,8 +116,31 @@ class DemonstrationMaker:
             raise UserError(f"{place}: {error}; leave the document out") from error
 
 
-def _finish_reason(message: dict[str, Any]) -> str:
-    return "tool_calls" if message.get("tool_calls") else "stop"
+def _finish_reason(turn: AtifTurn) -> str:
+    """Return how the answer ended. Documents of others do not say it, and hold whole answers."""
+    return str(turn.own.get("finish_reason") or ("tool_calls" if turn.message.get("tool_calls") else "stop"))
+
+
+def _label(turn: AtifTurn, trajectory: ReadTrajectory) -> str | None:
+    """Return the label of the call, or of its document: a branch may have calls of several."""
+    own = turn.own.get("label")
+    return own if own in LABELS else trajectory.label
+
+
+def _words(message: dict[str, Any]) -> Iterator[str]:
+    """Yield the texts of an answer: reasoning, content, and of each call the name and the arguments that are text."""
+    yield message.get("reasoning_content") or ""
+    yield message.get("content") or ""
+    for call in message.get("tool_calls") or ():
+        yield call["function"]["name"]
+        arguments = parsed_arguments(call["function"]["arguments"])
+        values = arguments.values() if isinstance(arguments, dict) else [arguments]
+        yield from (value for value in values if isinstance(value, str))
+
+
+def _shows(text: str, word: str) -> bool:
+    """Whether a text has a word, as it is or as JSON writes it."""
+    return word in text or any(json.dumps(word, ensure_ascii=ascii)[1:-1] in text for ascii in (True, False))
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
@@ -120,9 +151,5 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     calls = []
     for call in message["tool_calls"]:
         function = call["function"]
-        try:
-            arguments: Any = msgspec.json.decode(function["arguments"], type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            arguments = function["arguments"]
-        calls.append(call | {"function": function | {"arguments": arguments}})
+        calls.append(call | {"function": function | {"arguments": parsed_arguments(function["arguments"])}})
     return shown | {"tool_calls": calls}
