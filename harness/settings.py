@@ -145,7 +145,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Evaluate the training run's policy on these tasks while it trains: every agent of the run, held out or not, at
     each task once (docs/runs.md)."""
     eval_every: Count = 10
-    """Train steps between two evaluations. The initial weights and those of `until_step` are evaluated in any case."""
+    """Train steps between two evaluations. In any case the initial weights are evaluated, and the first pushed version
+    at or after `until_step`."""
     eval_hold: bool = False
     """Where there are several engines, leave one at the evaluated version until its evaluation has ended."""
     ray: str | None = None

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from harness.evaluation.plan import EvaluationPlan, is_due
+from harness.evaluation.plan import EvaluationPlan, engine_to_hold, is_due
 from harness.loop import RunLoop
 from harness.monitor.progress import Board
 from harness.monitor.trainer_watch import TrainerWatch
 from harness.rollout.context import RunContext
 from harness.setup.stack import RunningProxy, ask_health
 from proxy.pool.inspect.evaluated import point_line, points
-from proxy.pool.processes.owners import owned
+from proxy.pool.processes.owners import HEARTBEAT_SECONDS, owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import RolloutRow, run_summary
 from proxy.pool.rollouts.runs import Run, find_run
@@ -41,9 +41,12 @@ class Evaluator:
         board: Board,
         slots: asyncio.Semaphore,
     ):
-        self._context, self._pool, self._run, self._plan = context, context.pool, run, plan
+        # Without variations: points are compared, so all rollouts work in the same environment.
+        self._context = replace(context, augment=None)
+        self._pool, self._run, self._plan = context.pool, run, plan
         self._proxy, self._board, self._slots = proxy, board, slots
         self._trainer = TrainerWatch(context.pool, run.id)
+        self._said: set[str] = set()
 
     async def go(self) -> None:
         known = await self._pool(evaluations, self._run.id)
@@ -66,18 +69,21 @@ class Evaluator:
             await asyncio.sleep(self._trainer.pause())
 
     async def _opened(self, version: Version) -> Evaluation:
-        engine = await asyncio.to_thread(self._engine_at, version.name) if self._plan.hold else ""
+        engine = await self._engine_at(version.name) if self._plan.hold else ""
         rollouts = self._plan.run_plan.expected()
         assert rollouts is not None
         return await self._pool(
             open_evaluation, self._run, version, self._plan.config(), engine=engine, rollouts=rollouts
         )
 
-    def _engine_at(self, version: str) -> str:
-        """The engine to hold: the last of several that serve a version; empty where there is one alone."""
-        replicas = ask_health(self._proxy.url, self._proxy.admin_key).replicas
-        serving = [replica.url for replica in replicas if replica.version == version]
-        return serving[-1] if len(replicas) > 1 and serving else ""
+    async def _engine_at(self, version: str) -> str:
+        """The engine to hold; empty where there is none, which is said."""
+        health = await asyncio.to_thread(ask_health, self._proxy.url, self._proxy.admin_key)
+        engine, why = engine_to_hold([(replica.url, replica.version) for replica in health.replicas], version)
+        if why and why not in self._said:
+            self._said.add(why)
+            self._board.say(f"eval_hold holds no engine: {why}; newer weights may sample a part of the evaluation")
+        return engine
 
     async def _work(self, evaluation: Evaluation) -> None:
         """Do what is left of an evaluation: nothing where it is finished."""
@@ -89,7 +95,9 @@ class Evaluator:
         context = replace(self._context, engine=self._context.engine.of_run(run_id))
         held = ExitStack()
         try:
-            claim = await asyncio.to_thread(held.enter_context, owned(self._pool.blocking, run))
+            # Of a harness that died on another machine, this run's last heartbeat may be newer than the training run's.
+            owning = owned(self._pool.blocking, run, wait_seconds=HEARTBEAT_SECONDS)
+            claim = await asyncio.to_thread(held.enter_context, owning)
             await asyncio.to_thread(held.enter_context, claim.kept())
             await self._close_interrupted(run_id)
             self._board.beside = (f"evaluation of step {of.step}", board)
@@ -97,8 +105,10 @@ class Evaluator:
             self._board.say(point_line(of, await self._pool(points, [evaluation])))
         finally:
             self._board.beside = None
-            await self._close_interrupted(run_id)
-            await asyncio.to_thread(held.close)
+            try:
+                await self._close_interrupted(run_id)
+            finally:
+                await asyncio.to_thread(held.close)
 
     async def _close_interrupted(self, run_id: int) -> None:
         """Close the attempts of the evaluation that nobody works at."""

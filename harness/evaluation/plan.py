@@ -54,6 +54,17 @@ def evaluation_plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffo
     )
 
 
+def engine_to_hold(engines: Sequence[tuple[str, str | None]], version: str) -> tuple[str, str]:
+    """Return the engine to hold at a version, the last of several that serve it, or "" and why there is none.
+
+    `engines`: the URL of each and the version that it serves; None: not known.
+    """
+    if len(engines) < 2:
+        return "", "the proxy has one engine, which must get the new weights"
+    serving = [url for url, served in engines if served == version]
+    return (serving[-1], "") if serving else ("", f"no engine of the proxy serves {version} any more")
+
+
 def is_due(step: int, last: int | None, plan: EvaluationPlan) -> bool:
     """Whether the version of this step is to be evaluated, after that of step `last`; None: none was yet."""
     if last is None:

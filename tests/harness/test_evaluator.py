@@ -2,22 +2,26 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from harness.agents.command import CommandAgent
 from harness.agents.mix import Scaffold
 from harness.async_pool import AsyncPool
 from harness.cli import main
+from harness.environment.augment import Augment
 from harness.evaluation.evaluator import Evaluator, RunWork
-from harness.evaluation.plan import EvaluationPlan, is_due
+from harness.evaluation.plan import EvaluationPlan, engine_to_hold, is_due
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
@@ -27,9 +31,10 @@ from harness.tasks.mix import TaskMix, TaskSource
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.evaluated import matrix, points
+from proxy.pool.processes.owners import STALE_SECONDS, this_process
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import Run, admission, open_run, set_queue_limit
-from proxy.pool.schema import attempts, groups, rollouts
+from proxy.pool.schema import attempts, groups, rollouts, runs
 from proxy.pool.training.evaluations import evaluations, find_teacher, open_evaluation
 from proxy.pool.training.steps import Published, mark_pushed, versions
 from sandboxes.local.process import ProcessSandboxes
@@ -70,10 +75,10 @@ def publish(pool: Pool, proxy: RunningProxy, run: Run, step: int) -> str:
 
 
 def work(
-    context: RunContext, run: Run, proxy: RunningProxy, *, until_step: int, **plan: Any
+    context: RunContext, run: Run, proxy: RunningProxy, *, until_step: int, console: Console = LINE, **plan: Any
 ) -> tuple[RunWork, Evaluator]:
     """A run of the known task by the trained agent, and its evaluation at both tasks by both agents."""
-    board, slots = Board(LINE, None), asyncio.Semaphore(3)
+    board, slots = Board(console, None), asyncio.Semaphore(3)
     mix = TaskMix([TaskSource("tests", plan.pop("tasks", [KNOWN, NEW]))])
     scaffolds = plan.pop("scaffolds", [TRAINED, HELD_OUT])
     options: dict[str, Any] = {"every": 2, "until_step": until_step, "concurrency": 3} | plan
@@ -108,14 +113,17 @@ async def test_every_agent_is_evaluated_at_every_task_beside_the_training_and_ne
 ) -> None:
     pool = context.pool.blocking
     first = publish(pool, proxy, run, 0)
-    going = asyncio.create_task(work(context, run, proxy, until_step=3)[0].go())
+    console = Console(file=StringIO(), width=400)
+    going = asyncio.create_task(work(context, run, proxy, until_step=3, hold=True, console=console)[0].go())
     await until(lambda: len(points(pool, evaluations(pool, run.id))) == 4)
     publish(pool, proxy, run, 1)
     await asyncio.sleep(0.5)
     assert steps_of(pool, run) == [0]
     last = publish(pool, proxy, run, 3)  # step 2 was never seen
     await going
-    assert steps_of(pool, run) == [0, 3]
+    assert steps_of(pool, run) == [0, 3] and {each.of.engine for each in evaluations(pool, run.id)} == {""}
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.count("eval_hold holds no engine: the proxy has one engine") == 1
     found = points(pool, evaluations(pool, run.id))
     cells = Counter((point.step, point.column.text) for point in found)
     assert cells == dict.fromkeys(
@@ -165,7 +173,7 @@ async def test_a_harness_that_starts_again_goes_on_with_its_evaluation_and_repea
     pool, gate = context.pool.blocking, context.logs / "gate"
     publish(pool, proxy, run, 0)
     slow = replace(HELD_OUT, agent=CommandAgent(f"while ! test -e {gate}; do sleep 0.1; done; {SHELL_AGENT}"))
-    agents = {"scaffolds": [TRAINED, slow], "tasks": [NEW]}
+    agents: dict[str, Any] = {"scaffolds": [TRAINED, slow], "tasks": [NEW]}
     going = asyncio.create_task(work(context, run, proxy, until_step=1, **agents)[1].go())
 
     def half() -> bool:
@@ -196,6 +204,47 @@ async def test_a_harness_that_starts_again_goes_on_with_its_evaluation_and_repea
     with pool.read() as connection:
         of = groups.c.run_id.in_([each.run_id for each in evaluations(pool, run.id)])
         assert connection.scalar(select(func.count()).select_from(rollouts).join(groups).where(of)) == 4
+
+
+async def test_an_evaluation_goes_on_where_another_machine_stopped_without_varied_environments(
+    context: RunContext, run: Run, proxy: RunningProxy
+) -> None:
+    pool = context.pool.blocking
+    publish(pool, proxy, run, 1)
+    agents: dict[str, Any] = {"scaffolds": [TRAINED], "tasks": [KNOWN, NEW]}
+    evaluation = open_evaluation(
+        pool, run, versions(pool, run.id)[-1], work(context, run, proxy, until_step=1, **agents)[1]._plan.config(),
+        engine="", rollouts=2,
+    )  # fmt: skip
+    elsewhere = msgspec.structs.replace(this_process(), machine="elsewhere")
+    last_beat = {"owner": msgspec.to_builtins(elsewhere), "owner_seen_at": time.time() - STALE_SECONDS + 1}
+    with pool.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == evaluation.run_id).values(last_beat))
+    await work(
+        replace(context, augment=Augment(probability=1, timezone=["JST-9"])), run, proxy, until_step=1, **agents
+    )[1].go()
+    with pool.read() as connection:
+        of = attempts.c.run_id == evaluation.run_id
+        assert connection.scalars(select(attempts.c.augmentation).where(of)).all() == [[], []]
+
+
+async def test_an_evaluation_that_fails_gives_its_run_up(context: RunContext, run: Run, proxy: RunningProxy) -> None:
+    async def fails(_: Any) -> None:
+        raise ConnectionError("the proxy is gone")
+
+    publish(context.pool.blocking, proxy, run, 1)
+    with pytest.raises(ConnectionError) as failure:
+        await work(replace(context, end_calls=fails), run, proxy, until_step=1)[1].go()
+    [evaluation] = evaluations(context.pool.blocking, run.id)
+    assert failure.tb is not None  # while it lives, no garbage collection gives the run up
+    with context.pool.blocking.read() as connection:
+        assert connection.scalar(select(runs.c.owner).where(runs.c.id == evaluation.run_id)) is None
+
+
+def test_the_last_of_several_engines_that_serve_a_version_is_held() -> None:
+    assert engine_to_hold([("a", "v1"), ("b", "v1"), ("c", "v2")], "v1") == ("b", "")
+    assert engine_to_hold([("a", "v1")], "v1")[0] == "" and "one engine" in engine_to_hold([("a", "v1")], "v1")[1]
+    assert engine_to_hold([("a", "v2"), ("b", None)], "v1") == ("", "no engine of the proxy serves v1 any more")
 
 
 def test_how_a_run_is_evaluated_is_refused_where_nothing_trains(tmp_path: Path, capsys: Any) -> None:
