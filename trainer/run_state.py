@@ -32,7 +32,7 @@ from trainer.data.row import TrainingRow
 from trainer.megatron.parallel import Ranks
 from trainer.monitor.monitor import Monitor
 from trainer.preflight import claim, demand_heads, demand_tokenizer, other_heads
-from trainer.push.held import without_held
+from trainer.push.held import unknown, without_held
 from trainer.push.push import PushResult, push_again, push_patiently, release
 from trainer.push.weights import Weights
 
@@ -62,6 +62,8 @@ class RunState:
         self._printed: set[str] = set()
         self._held: dict[str, str] = {}
         """URL -> version of the engines that the last push left out. Only rank 0 knows them."""
+        self._refused_since: float | None = None
+        """Since when pushes at the end of training have failed, by the monotonic clock; None: the last one did not."""
         self.pause_seconds = 0.0
         """How long the last push paused the engines. Only rank 0 knows it."""
         self.engine_wait_seconds = 0.0
@@ -232,23 +234,37 @@ class RunState:
     def _options_of_push(self, version: steps.Version) -> Push:
         """How a version is pushed: without the engines that evaluations hold at the versions that they evaluate."""
         wanted = held_engines(self.pool, self.pool_run.id)
+        for url in unknown(self.config.push, wanted):
+            self._say_once(
+                f"warning: an evaluation asks to hold engine {url}, and push.engines does not name it, so no engine is "
+                "held; name the engines by the URLs at which the proxy has them"
+            )
         options, self._held = without_held(self.config.push, wanted, version.name)
         for url, name in self._held.items():
             self._say_once(f"engine {url} stays at {name} until the evaluation of {name} has ended")
         return options
 
     def bring_back_engines(self) -> None:
-        """At the end of training, wait for evaluations that hold engines, and push the newest weights to these."""
+        """At the end of training, wait for evaluations that hold engines, and push the newest weights to these.
+
+        A push that fails is repeated for ENGINE_PATIENCE seconds; engines that do not answer are left alone.
+        """
         while self.ranks.share(self._waits_for_evaluation):
             pass
 
     def _waits_for_evaluation(self) -> bool:
-        if not self._held:
+        if not self._held and self._refused_since is None:
             return False
         self._claim.demand()
         time.sleep(LONGEST_POLL_SECONDS)
-        self._repair_engines()
-        return bool(self._held)
+        pushed, now = self._repair_engines(), time.monotonic()
+        if pushed is None or not pushed.failed:
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = now
+        elif now - self._refused_since > ENGINE_PATIENCE:
+            return bool(self._held)
+        return bool(self._held) or self._refused_since is not None
 
     def _say_once(self, text: str) -> None:
         if text not in self._printed:

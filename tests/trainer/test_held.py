@@ -1,15 +1,18 @@
 """Pushes leave an engine at the version that an evaluation holds it at, and bring it back when that has ended."""
 
 import asyncio
+import subprocess
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import update
 
 from proxy.pool.database import Pool
-from proxy.pool.processes.owners import owned
+from proxy.pool.processes.owners import STALE_SECONDS, owned, this_process
 from proxy.pool.rollouts.runs import find_run
-from proxy.pool.schema import policy_versions
+from proxy.pool.schema import policy_versions, runs
 from proxy.pool.training.evaluations import held_engines, open_evaluation
 from tests.trainer.make import make_config, make_push
 from tests.trainer.sglang_double import Double, Start
@@ -45,6 +48,58 @@ async def test_an_evaluation_holds_its_engine_until_it_has_ended(
         assert free.version == held.version == second.name
     said = f"engine {engines[1]} stays at {first.name} until the evaluation of {first.name} has ended\n"
     assert capsys.readouterr().out.count(said) == 1
+
+
+async def test_a_held_engine_that_refuses_a_push_gets_another_one_before_the_trainer_ends(
+    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path
+) -> None:
+    free, held = Double(), Double()
+    engines = await start(free, held)
+    config = make_config(tmp_path, push=make_push(engines=engines, tries=1))
+    with await asyncio.to_thread(RunState, config, ranks) as run:
+        places = tmp_path / "no checkpoint", weights.directory
+        first = run.publish(0, places, {})
+        await asyncio.to_thread(run.push, first)
+        evaluation = open_evaluation(pool, run.pool_run, first, {}, engine=engines[1], rollouts=8)
+        with owned(pool, find_run(pool, evaluation.name)):
+            second = run.publish(1, places, {}, first)
+            await asyncio.to_thread(run.push, second)
+        held.faults["update_weights_from_disk"] = 500
+        held.calls.clear()
+        ending = asyncio.create_task(asyncio.to_thread(run.bring_back_engines))
+        while "update_weights_from_disk" not in held.calls:
+            await asyncio.sleep(0.05)
+        held.faults.clear()
+        await ending
+        assert free.version == held.version == second.name
+
+
+async def test_a_held_engine_that_push_engines_does_not_name_is_told(
+    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = await start(Double(), Double())
+    with await asyncio.to_thread(RunState, make_config(tmp_path, push=make_push(engines=engines)), ranks) as run:
+        version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+        evaluation = open_evaluation(pool, run.pool_run, version, {}, engine="http://elsewhere:1", rollouts=8)
+        with owned(pool, find_run(pool, evaluation.name)):
+            await asyncio.to_thread(run.push, version)
+    assert "hold engine http://elsewhere:1, and push.engines does not name it" in capsys.readouterr().out
+
+
+async def test_an_evaluation_whose_harness_died_holds_nothing(
+    pool: Pool, ranks: Ranks, tmp_path: Path, weights: Weights
+) -> None:
+    with await asyncio.to_thread(RunState, make_config(tmp_path), ranks) as run:
+        version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+        evaluation = open_evaluation(pool, run.pool_run, version, {}, engine="http://a", rollouts=8)
+        dead = subprocess.Popen(["true"])
+        dead.wait()
+        for change, holds in (({}, True), ({"pid": dead.pid}, False), ({"machine": "elsewhere"}, False)):
+            owner = msgspec.to_builtins(msgspec.structs.replace(this_process(), **change))
+            values = {"owner": owner, "owner_seen_at": time.time() - STALE_SECONDS}
+            with pool.write() as connection:
+                connection.execute(update(runs).where(runs.c.id == evaluation.run_id).values(values))
+            assert bool(held_engines(pool, run.pool_run.id)) == holds
 
 
 async def test_what_is_held_must_be_current_and_leaves_an_engine_to_push_to(

@@ -9,11 +9,18 @@ from trainer.push.engine_group import EngineGroup
 from trainer.push.target import PushTarget
 
 
+def unknown(options: Push, held: Mapping[str, str]) -> list[str]:
+    """Return the URLs of `held` that are not among the engines of a push, which therefore holds none of them."""
+    known = {url.rstrip("/") for url in options.engines}
+    return [url for url in held if url.rstrip("/") not in known]
+
+
 def without_held(options: Push, held: Mapping[str, str], version: str) -> tuple[Push, dict[str, str]]:
     """Leave out of a push of `version` the engines that serve the earlier versions at which they are held.
 
-    `held`: URL -> version. Return the options of the push, and which engines it leaves out. One engine at least is
-    pushed to. Colocated engines are never held, since they give up their weights in every step.
+    `held`: URL -> version. Return the push's options without the engines that evaluations hold at another version, and
+    these engines. One engine at least is pushed to. Colocated engines are never held, since they give up their weights
+    in every step.
     """
     wanted = {url.rstrip("/"): name for url, name in held.items() if name != version}
     engines = [PushTarget(url, options) for url in options.engines if url.rstrip("/") in wanted]

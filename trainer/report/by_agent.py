@@ -19,8 +19,8 @@ from trainer.monitor.rollouts import judged
 def by_agent(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
     """Summarise the step by agent. Empty where no group names its agent.
 
-    Turns and tokens are means over an agent's rollouts that called the model: calls that agents acted on or not, and
-    all tokens that were sampled. What was replayed counts in neither.
+    Turns and lengths are means over an agent's rollouts that called the model. Turns count every call, tokens every
+    sampled token; replayed calls are left out.
     """
     trained = trained_by_completion(rows)
     rewards = defaultdict[str, list[float]](list)
