@@ -1,6 +1,8 @@
 """The newest step's metrics for Prometheus, as file and at a port."""
 
 import socket
+import sys
+import threading
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -8,7 +10,7 @@ import pytest
 
 from proxy.engine.process import free_port
 from proxy.pool.errors import UserError
-from trainer.report.prometheus import METRICS, Prometheus
+from trainer.report.prometheus import METRICS, Prometheus, StepMetrics
 
 METRICS_OF_A_STEP = {"reward_mean": 0.5, "seconds": {"train": 2.0}, "staleness_tokens": {"0": 3}, "loss": float("nan")}
 
@@ -30,6 +32,29 @@ def test_the_file_and_the_port_have_the_newest_step(tmp_path: Path) -> None:
         'blackforge_trainer_metric{metric="seconds/train",run="run"} 2.0',
     ]
     Prometheus(tmp_path / METRICS, "run", port).close()  # the port is free again, as after a rollback
+
+
+def test_a_look_during_a_step_finds_one_step_whole() -> None:
+    metrics, looks, before = StepMetrics("run"), 20_000, sys.getswitchinterval()
+    metrics.set(0, 0.0, {"reward_mean": 0.0})
+    ended = threading.Event()
+
+    def steps() -> None:
+        step = 0
+        while not ended.is_set():
+            step += 1
+            metrics.set(step, float(step), {"reward_mean": float(step)})
+
+    writer = threading.Thread(target=steps)
+    sys.setswitchinterval(1e-6)
+    try:
+        writer.start()
+        found = [[family.samples[0].value for family in metrics.collect()] for _ in range(looks)]
+    finally:
+        ended.set()
+        writer.join()
+        sys.setswitchinterval(before)
+    assert [values for values in found if len(set(values)) > 1] == []
 
 
 def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:

@@ -23,13 +23,12 @@ class StepMetrics(Collector):
 
     def __init__(self, run: str):
         self._run = run
-        self._step: int | None = None
-        self._at = 0.0
-        self._scalars: dict[str, float] = {}
+        self._newest: tuple[int, float, dict[str, float]] | None = None
+        """Step, when it was published, and metrics: one value, as the server's thread reads while another one writes."""
 
     def set(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
         """Take a step's metrics in the place of the last one's."""
-        self._step, self._at, self._scalars = step, at, dict(scalars(metrics))
+        self._newest = step, at, dict(scalars(metrics))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges; without values before the first step."""
@@ -40,10 +39,10 @@ class StepMetrics(Collector):
         values = GaugeMetricFamily(
             "blackforge_trainer_metric", "A number of the newest step, by family/name.", labels=["run", "metric"]
         )
-        if self._step is not None:
-            step.add_metric([self._run], self._step)
-            at.add_metric([self._run], self._at)
-            for name, value in self._scalars.items():
+        if (newest := self._newest) is not None:
+            step.add_metric([self._run], newest[0])
+            at.add_metric([self._run], newest[1])
+            for name, value in newest[2].items():
                 values.add_metric([self._run, name], value)
         yield from (step, at, values)
 
