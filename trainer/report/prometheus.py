@@ -24,7 +24,7 @@ class StepMetrics(Collector):
     def __init__(self, run: str):
         self._run = run
         self._newest: tuple[int, float, dict[str, float]] | None = None
-        """Step, when it was published, and metrics: one value, as the server's thread reads while another one writes."""
+        """Step, when it was published, and metrics: one value, as the server reads while another thread writes."""
 
     def set(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
         """Take a step's metrics in the place of the last one's."""
