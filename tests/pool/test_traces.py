@@ -19,9 +19,10 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.traces.atif_reading import ReadTrajectory
-from proxy.pool.traces.branches import PromptReading
+from proxy.pool.traces.branches import PromptReading, branches
 from proxy.pool.traces.demonstrations import Demonstration, import_atif
 from proxy.pool.traces.files import write_traces
+from proxy.pool.traces.spans import call_attributes
 from proxy.pool.training.finished_rollouts import finished_rollouts, tokenizers
 from tests.pool.make import TASK, new_completion, record
 
@@ -146,3 +147,28 @@ def test_calls_of_a_rewritten_history_have_the_ids_of_their_own_records(pool: Po
     called = [message["tool_calls"][0]["id"] for message in last["messages"] if message.get("tool_calls")]
     answered = [message["tool_call_id"] for message in last["messages"] if message["role"] == "tool"]
     assert called == answered == list(commands)
+
+
+class Unread(Numbers):
+    """Cannot tell messages apart."""
+
+    def whole(self, tokens: Sequence[int], dated_at: float | None) -> PromptReading:
+        return replace(super().whole(tokens, dated_at), raw=True)
+
+
+def test_raw_text_is_marked_in_session_traces_and_spans(pool: Pool, tmp_path: Path) -> None:
+    run = open_run(pool, "r", "train", {})
+    [member] = open_group(pool, run.id, TASK, 1)
+    attempt, _ = open_attempt(pool, member.rollout_id, "command")
+    record(pool, [new_completion(attempt.id)])
+    close_attempt(pool, attempt.id, Ending())
+    finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=None))
+    write_traces(pool, RolloutFilter(run="r"), "hf-traces", tmp_path / "hub", Unread(), None)
+    [file] = (tmp_path / "hub").iterdir()
+    _, *lines = map(json.loads, file.read_text().splitlines())
+    assert [line.get("raw") for line in lines] == [True, None]
+    [rollout] = rollouts(pool, RolloutFilter(run="r"))
+    for reader, raw in ((Unread(), True), (Numbers(), None)):
+        [branch] = branches(rollout, reader)
+        attributes = call_attributes(branch, branch.own[0], branch.turns[:1])
+        assert attributes["blackforge.raw"] is raw

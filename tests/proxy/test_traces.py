@@ -116,7 +116,9 @@ async def test_session_traces_have_the_hubs_fields(serve: Serve, tiny_model: Pat
         header, *lines = map(json.loads, file.read_text().splitlines())
         assert (header["type"], header["harness"], header["id"]) == ("session", "blackforge", file.stem)
         calls: set[str] = set()
-        for message in (line["message"] for line in lines if line["type"] == "message"):
+        assert {line["type"] for line in lines} == {"message"}
+        assert any("timestamp" in line["message"] for line in lines)
+        for message in (line["message"] for line in lines):
             assert message["role"] in ("user", "assistant", "system", "tool") and isinstance(message["content"], str)
             known = {"role", "content", "reasoningContent", "toolCalls", "toolCallId", "timestamp", "model"}
             assert message.keys() <= known and type(message.get("timestamp", 0)) is int
@@ -138,6 +140,7 @@ async def test_atif_comes_back_with_the_same_tokens_and_messages(
     ]
     assert [each["blackforge"]["label"] for each in after] == [each["blackforge"]["label"] for each in before]
     [old], [new] = both = [list(rollouts(recorded.pool, RolloutFilter(run=run))) for run in ("r", "again")]
+    assert outcomes(old) == outcomes(new) and any(item.logprobs for item in new.completions)
     assert both and tokens(old) == tokens(new) and new.reward == old.reward == 1.0 and new.task == old.task
     assert {str(item.untrained) for item in new.completions} == {"imported: ids"}
     assert main(["pool", "verify", recorded.pool.url]) == 0
@@ -159,8 +162,16 @@ async def test_text_alone_is_rendered_as_the_model_would_have_read_and_written_i
     assert sorted(template.decode(path) for path in tokens(new)) == sorted(
         template.decode(path) for path in tokens(old)
     )
-    assert {str(item.untrained) for item in new.completions} == {"imported: rendered"}
+    assert {str(item.untrained) for item in new.completions} == {"imported: rendered, without seconds"}
     assert all(item.message["role"] == "assistant" and not item.logprobs for item in new.completions)
+
+
+def outcomes(rollout: RolloutRecord) -> list[Any]:
+    """Logprobs, finish reason, label and seconds of the calls; ATIF has microseconds."""
+    return sorted(
+        (item.tokens.tolist(), item.logprobs.tolist(), item.finish_reason, item.label, round(item.started_at, 3))
+        for item in rollout.completions
+    )
 
 
 def tokens(rollout: RolloutRecord) -> list[list[int]]:
@@ -187,6 +198,10 @@ IMAGE = [{"type": "image", "source": {"media_type": "image/png", "path": "a.png"
 CALL = [{"tool_call_id": "c", "function_name": "ask", "arguments": {}}]
 
 
+def ours(**fields: Any) -> Document:
+    return {"extra": {"blackforge": fields}}
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -197,6 +212,20 @@ CALL = [{"tool_call_id": "c", "function_name": "ask", "arguments": {}}]
         (with_answer(is_copied_context=True), "have no agent's step that is not a copy"),
         (with_answer(llm_call_count=0), "have no agent's step that is not a copy"),
         (with_answer(message=IMAGE), "step 2 holds image, and only text can be imitated"),
+        (b'{"schema_version": "\xff"}', "is no ATIF document ('utf-8' codec"),
+        (document(**ours(reward="high")), "Expected `float | null`, got `str`"),
+        (document(**ours(reward=1.5e308)), "is no ATIF document (Expected `float` <= "),
+        (document(**ours(task="a\0b")), "has a zero character in its task"),
+        (document(extra={"blackforge": [1]}), "is no ATIF document"),
+        (with_answer(metrics=ours(given=[1])), "Expected `array`, got `int`"),
+        (with_answer(metrics=ours(given=[[0, 1]])), "step 2 has given = [(0, 1)], no spans of its 0 tokens"),
+        (
+            with_answer(metrics={"completion_token_ids": WORDS} | ours(given=[[1, 3], [2, 3]])),
+            "no spans of its 3 tokens",
+        ),
+        (with_answer(metrics=ours(logprobs=["a"])), "Expected `float | null`, got `str`"),
+        (with_answer(metrics=ours(seconds=-1.0)), "Expected `float` >= 0"),
+        (with_answer(metrics=ours(finish_reason="done")), "Invalid enum value 'done'"),
         (with_answer(tool_calls=CALL, observation={"results": [{"source_call_id": "c"}]}), "a result without content"),
     ],
 )
@@ -204,7 +233,8 @@ def test_what_cannot_be_imitated_is_refused_in_one_sentence(
     wrong: Any, said: str, pool: Pool, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.json"
-    file.write_text(wrong if isinstance(wrong, str) else json.dumps(wrong))
+    text = json.dumps(wrong) if isinstance(wrong, dict) else wrong
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
     imported(pool, "d", file, tiny_model, status=2)
     [line] = capsys.readouterr().err.splitlines()
     assert said in line
@@ -258,7 +288,7 @@ def test_ids_count_only_where_they_spell_the_prompt_and_the_whole_answer(
     (tmp_path / "a.json").write_text(json.dumps(with_answer(metrics=recorded_metrics(template, *ids), **changes)))
     imported(pool, "d", tmp_path / "a.json", tiny_model)
     [rollout] = rollouts(pool, RolloutFilter(run="d"))
-    assert [str(item.untrained) for item in rollout.completions] == [f"imported: {origin}"]
+    assert [str(item.untrained) for item in rollout.completions] == [f"imported: {origin}, without times"]
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -274,6 +304,73 @@ def test_a_step_keeps_its_own_label_and_finish_reason(
     [rollout] = rollouts(pool, RolloutFilter(run="d"))
     [item] = rollout.completions
     assert (item.label, item.finish_reason) == ("compaction", "length")
+
+
+@pytest.mark.parametrize(("logprob", "kept"), [(-0.5, [-0.5]), (0.0, [0.0]), (5.0, []), (-1e300, []), (1e300, [])])
+@pytest.mark.parametrize("own", [True, False])
+def test_logprobs_are_kept_only_if_all_can_be_some(
+    own: bool,
+    logprob: float,
+    kept: list[float],
+    pool: Pool,
+    tiny_model: Path,
+    template: ChatTemplate,
+    tmp_path: Path,
+) -> None:
+    """As float32, in which they are stored."""
+    ids = recorded_metrics(template, *SPELLED)
+    values = [logprob] * len(ids["completion_token_ids"])
+    (tmp_path / "a.json").write_text(
+        json.dumps(with_answer(metrics=ids | (ours(logprobs=values) if own else {"logprobs": values})))
+    )
+    imported(pool, "d", tmp_path / "a.json", tiny_model)
+    [rollout] = rollouts(pool, RolloutFilter(run="d"))
+    assert [item.logprobs.tolist() for item in rollout.completions] == [kept * len(values)]
+
+
+LATER = "2126-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "seconds", "said"),
+    [
+        ("2025-01-01T00:00:00Z", 2.5, ""),
+        ("2025-01-01T00:00:00+00:00", None, ", without seconds"),
+        (None, 2.5, ", without times"),
+        ("2025-01-01T00:00:00", 2.5, ", without times"),
+        ("yesterday", 2.5, ", without times"),
+        (LATER, 2.5, ", without times"),
+        ("2025-01-01T00:00:00Z", 1e300, ", without seconds"),
+    ],
+)
+def test_a_call_has_the_documents_times_or_none(
+    timestamp: str | None, seconds: float | None, said: str, pool: Pool, tiny_model: Path, tmp_path: Path
+) -> None:
+    """What a document does not say is marked in the row and left out of later exports."""
+    own = {} if seconds is None else {"metrics": ours(seconds=seconds)}
+    (tmp_path / "a.json").write_text(json.dumps(with_answer(timestamp=timestamp, **own)))
+    imported(pool, "d", tmp_path / "a.json", tiny_model)
+    [rollout] = rollouts(pool, RolloutFilter(run="d"))
+    assert [str(item.untrained) for item in rollout.completions] == [f"imported: rendered{said}"]
+    [file] = exported(pool, "atif", tmp_path / "atif", tiny_model, "d").iterdir()
+    step = json.loads(file.read_text())["steps"][-1]
+    dated = said != ", without times"
+    assert step.get("timestamp") == ("2025-01-01T00:00:00+00:00" if dated else None)
+    assert step["metrics"]["extra"]["blackforge"].get("seconds") == (None if said else seconds)
+    [file] = exported(pool, "hf-traces", tmp_path / "hub", tiny_model, "d").iterdir()
+    *_, last = map(json.loads, file.read_text().splitlines())
+    assert last["message"].get("timestamp") == (1_735_689_600_000 if dated else None)
+
+
+def test_other_files_are_passed_over_and_one_named_twice_counts_once(
+    pool: Pool, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(document()))
+    for name in ("a.json.gz", "a.jsonl.bak"):
+        (tmp_path / name).write_bytes(b"\x1f\x8b")
+    words = ["pool", "import", pool.url, "d", str(tmp_path), str(tmp_path / "a.json"), "--model", str(tiny_model)]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("1 documents: 1 groups with 1 rollouts; 0 answers of")
 
 
 async def test_a_directory_with_files_and_a_model_of_another_tokenizer_are_refused(

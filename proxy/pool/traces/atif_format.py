@@ -3,13 +3,51 @@
 Only what is written or read here. Fields that a document has beside these are passed over.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 VERSION = "ATIF-v1.8"
 OURS = "blackforge"
 """The key of `extra` under which our own fields stand."""
+
+
+class OurDocument(msgspec.Struct):
+    """What our own export says about a document."""
+
+    task: str | None = None
+    reward: Annotated[float, msgspec.Meta(ge=-1e308, le=1e308)] | None = None
+    label: str | None = None
+    tokenizer: str | None = None
+
+
+class OurStep(msgspec.Struct):
+    """What our own export says about a step."""
+
+    role: str | None = None
+
+
+class OurMetrics(msgspec.Struct):
+    """What our own export says about a call."""
+
+    finish_reason: Literal["stop", "tool_calls", "length", "repetition", "abort", "error"] | None = None
+    label: str | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    given: list[tuple[int, int]] = []
+    """Spans [start, end) of the answer."""
+    logprobs: list[float | None] = []
+
+
+class OurCall(msgspec.Struct):
+    """What our own export says about a tool call."""
+
+    arguments: str | None = None
+
+
+class OurResult(msgspec.Struct):
+    """What our own export says about a tool's result."""
+
+    call: str | None = None
 
 
 class AtifPart(msgspec.Struct, omit_defaults=True, kw_only=True):

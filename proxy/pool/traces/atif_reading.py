@@ -8,16 +8,32 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from proxy.pool.completions.labels import LABELS
 from proxy.pool.errors import UserError
-from proxy.pool.traces.atif_format import OURS, AtifCall, AtifDocument, AtifMetrics, AtifResult, AtifStep, Content
+from proxy.pool.traces.atif_format import (
+    OURS,
+    AtifCall,
+    AtifDocument,
+    AtifMetrics,
+    AtifResult,
+    AtifStep,
+    Content,
+    OurCall,
+    OurDocument,
+    OurMetrics,
+    OurResult,
+    OurStep,
+)
+from proxy.pool.traces.times import unix_time
 
 VERSIONS = re.compile(r"ATIF-v1\.\d+")
+Extra = TypeVar("Extra")
 ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 
 
@@ -31,11 +47,9 @@ class AtifTurn:
     demonstration: bool = False
     metrics: AtifMetrics | None = None
     """Of the call that wrote it."""
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """What our own export has written about the call."""
-        return _ours(self.metrics.extra) if self.metrics is not None else {}
+    own: OurMetrics = OurMetrics()
+    started_at: float | None = None
+    """When the call began, unix time; None: the document does not say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,34 +99,38 @@ def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
     try:
         document = msgspec.json.decode(data, type=AtifDocument)
         steps = [msgspec.json.decode(step, type=AtifStep) for step in document.steps]
-    except (msgspec.DecodeError, RecursionError) as error:
+        ours = _ours(document.extra, OurDocument)
+        session = document.session_id or document.trajectory_id or place
+        task = ours.task or session
+        if "\0" in task + document.agent.name:
+            raise UserError(f"{place} has a zero character in its task, session or agent; take it out")
+        turns = [turn for step in steps for turn in _turns(step, f"{place}, step {step.step_id}")]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{place} is no ATIF document ({error}); validate it with its writer's own tools") from error
     if not VERSIONS.fullmatch(document.schema_version):
         raise UserError(f"{place} is {document.schema_version!r}, and documents of ATIF-v1 are read; convert it first")
     if [step.step_id for step in steps] != list(range(1, len(steps) + 1)):
         raise UserError(f"the step_ids of {place} are not 1, 2, 3 ...; ATIF demands that, so steps may be missing")
-    ours = _ours(document.extra)
-    session = document.session_id or document.trajectory_id or place
     yield ReadTrajectory(
         place=place,
         offset=offset,
         session=session,
-        task=str(ours.get("task") or session),
+        task=task,
         agent=document.agent.name,
         tools=document.agent.tool_definitions or [],
-        turns=[turn for step in steps for turn in _turns(step, f"{place}, step {step.step_id}")],
-        reward=ours.get("reward"),
-        label=ours["label"] if ours.get("label") in LABELS else None,
-        tokenizer=ours.get("tokenizer"),
+        turns=turns,
+        reward=ours.reward,
+        label=ours.label if ours.label in LABELS else None,
+        tokenizer=ours.tokenizer,
     )
     for inner in document.subagent_trajectories or ():
         for read in _read(bytes(inner), f"{place}, a sub-agent of it", offset):
-            yield replace(read, session=session, task=str(ours.get("task") or session))
+            yield replace(read, session=session, task=task)
 
 
 def _turns(step: AtifStep, place: str) -> Iterator[AtifTurn]:
     results = step.observation.results if step.observation else []
-    if _ours(step.extra).get("role") != "tool":
+    if _ours(step.extra, OurStep).role != "tool":
         message: dict[str, Any] = {"role": ROLES[step.source], "content": _text(step.message, place)}
         if step.reasoning_content:
             message["reasoning_content"] = step.reasoning_content
@@ -120,21 +138,38 @@ def _turns(step: AtifStep, place: str) -> Iterator[AtifTurn]:
             message["content"] = message["content"] or None
             message["tool_calls"] = [_call(call) for call in step.tool_calls]
         written = step.source == "agent" and not step.is_copied_context and step.llm_call_count != 0
-        yield AtifTurn(message=message, place=place, demonstration=written, metrics=step.metrics if written else None)
+        if written:
+            own, started = _answer_extra(step.metrics, place), unix_time(step.timestamp)
+            yield AtifTurn(
+                message=message, place=place, demonstration=True, metrics=step.metrics, own=own, started_at=started
+            )
+        else:
+            yield AtifTurn(message=message, place=place)
     for result in results:
         yield AtifTurn(message=_result(result, place), place=place)
 
 
+def _answer_extra(metrics: AtifMetrics | None, place: str) -> OurMetrics:
+    """Return what our own export says about a call. UserError for spans that its answer does not have."""
+    own = _ours(metrics.extra if metrics else None, OurMetrics)
+    length = len(metrics.completion_token_ids or ()) if metrics else 0
+    ends = [0, *(place for span in own.given for place in span)]
+    ordered = all(a <= b for a, b in pairwise(ends)) and all(start < end for start, end in own.given)
+    if own.given and not (ordered and ends[-1] <= length):
+        raise UserError(f"{place} has given = {own.given}, no spans of its {length} tokens; leave the document out")
+    return own
+
+
 def _call(call: AtifCall) -> dict[str, Any]:
-    written = _ours(call.extra).get("arguments")
-    text = written if isinstance(written, str) else json.dumps(call.arguments, ensure_ascii=False)
+    written = _ours(call.extra, OurCall).arguments
+    text = written if written is not None else json.dumps(call.arguments, ensure_ascii=False)
     return {"id": call.tool_call_id, "type": "function", "function": {"name": call.function_name, "arguments": text}}
 
 
 def _result(result: AtifResult, place: str) -> dict[str, Any]:
     if result.content is None:
         raise UserError(f"{place} has a result without content; write what the sub-agent returned as its content")
-    id = result.source_call_id or _ours(result.extra).get("call")
+    id = result.source_call_id or _ours(result.extra, OurResult).call
     return {"role": "tool", "content": _text(result.content, place)} | ({"tool_call_id": id} if id else {})
 
 
@@ -147,6 +182,6 @@ def _text(content: Content, place: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
-def _ours(extra: dict[str, Any] | None) -> dict[str, Any]:
-    own = (extra or {}).get(OURS)
-    return own if isinstance(own, dict) else {}
+def _ours(extra: dict[str, Any] | None, form: type[Extra]) -> Extra:
+    """Return our own fields of an `extra`. msgspec.ValidationError where they have another form."""
+    return msgspec.convert((extra or {}).get(OURS, {}), form)

@@ -24,6 +24,7 @@ from proxy.pool.traces.atif_format import (
 )
 from proxy.pool.traces.branches import BranchTurn, PromptBranch
 from proxy.pool.traces.origin import of_branch
+from proxy.pool.traces.times import known_times
 
 UNKNOWN = "unknown"
 """Stands where the format demands a text and the pool has none: the agent's name and version."""
@@ -82,9 +83,10 @@ def _step(number: int, turn: BranchTurn, results: Sequence[dict[str, Any]]) -> A
     if item is None:
         return step
     versions = {span.version for span in item.versions}
+    started_at, _ = known_times(item)
     return msgspec.structs.replace(
         step,
-        timestamp=datetime.fromtimestamp(item.started_at, UTC).isoformat(),
+        timestamp=None if started_at is None else datetime.fromtimestamp(started_at, UTC).isoformat(),
         model_name=versions.pop() if len(versions) == 1 else None,
         metrics=_metrics(item),
         llm_call_count=1,
@@ -120,9 +122,11 @@ def _metrics(item: CompletionRecord) -> AtifMetrics:
     own: dict[str, Any] = {
         "finish_reason": item.finish_reason,
         "label": item.label,
-        "seconds": item.finished_at - item.started_at,
         "versions": msgspec.to_builtins(item.versions),
     }
+    started_at, finished_at = known_times(item)
+    if started_at is not None and finished_at is not None:
+        own["seconds"] = finished_at - started_at
     if item.untrained is not None:
         own["untrained"] = str(item.untrained)
     logprobs = _logprobs(item)

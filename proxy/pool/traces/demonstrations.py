@@ -24,6 +24,7 @@ from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import completions, proxies, runs
 from proxy.pool.traces.atif_reading import ReadTrajectory, documents
+from proxy.pool.traces.times import row_times
 from proxy.pool.untrained import Untrained, UntrainedReason
 
 
@@ -41,6 +42,10 @@ class Demonstration:
     finish_reason: str
     made_of: str
     """ids: the document's token ids; rendered: its text, by the model's chat template."""
+    started_at: float | None = None
+    """Unix time of the call; None: not known."""
+    seconds: float | None = None
+    """How long it took; None: not known."""
 
 
 @dataclass
@@ -69,15 +74,15 @@ def import_atif(pool: Pool, name: str, paths: Sequence[Path], make: Make, tokeni
     counts = ImportCounts()
     _demand_new(pool, name)
     sessions: dict[str, dict[str, dict[Place, None]]] = {}  # task -> session -> where its documents are
-    for path in paths:
-        for file in _files(path):
-            for read in documents(file):
-                made = list(make(read))
-                counts.documents += 1
-                for item in made:
-                    counts.by_origin[item.made_of] = counts.by_origin.get(item.made_of, 0) + 1
-                if made:
-                    sessions.setdefault(read.task, {}).setdefault(read.session, {})[file, read.offset] = None
+    files = {file.resolve(): file for path in paths for file in _files(path)}  # one that is named twice counts once
+    for file in files.values():
+        for read in documents(file):
+            made = list(make(read))
+            counts.documents += 1
+            for item in made:
+                counts.by_origin[item.made_of] = counts.by_origin.get(item.made_of, 0) + 1
+            if made:
+                sessions.setdefault(read.task, {}).setdefault(read.session, {})[file, read.offset] = None
     if not sessions:
         raise UserError(f"the {counts.documents} documents have no agent's step that is not a copy; name others")
     run = open_run(pool, name, "collect", {})
@@ -101,7 +106,7 @@ def _demand_new(pool: Pool, name: str) -> None:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(each for each in path.rglob("*.json*") if each.is_file())
+    files = sorted(each for each in path.rglob("*") if each.suffix in (".json", ".jsonl") and each.is_file())
     if not files:
         raise UserError(f"the directory {path} holds no .json or .jsonl file; name ATIF documents")
     return files
@@ -133,6 +138,7 @@ def _add(
     """Store a completion, without what its prompt shares with the path `before`; return its id and path."""
     shared = 0 if before is None else _shared(before[1], item.prompt)
     path = item.prompt + item.answer
+    started_at, finished_at, missing = row_times(item.started_at, item.seconds)
     new = NewCompletion(
         attempt_id=attempt_id,
         prefix_of=before[0] if before is not None and shared else None,
@@ -144,11 +150,11 @@ def _add(
         logprobs=item.logprobs,
         versions=(),
         finish_reason=item.finish_reason,
-        untrainable=Untrained(UntrainedReason.IMPORTED, item.made_of),
+        untrainable=Untrained(UntrainedReason.IMPORTED, item.made_of + missing),
         reply=item.reply,
         path_crc=crc32(int_bytes(path)),
-        started_at=(now := time.time()),
-        finished_at=now,
+        started_at=started_at,
+        finished_at=finished_at,
     )
     place = {"ordinal": ordinal, "proxy_id": proxy_id, "label": item.label}
     with pool.write() as connection:

@@ -6,6 +6,7 @@ import msgspec
 
 from proxy.pool.traces.branches import PromptBranch
 from proxy.pool.traces.origin import of_branch
+from proxy.pool.traces.times import known_times
 
 HARNESS = "blackforge"
 
@@ -40,11 +41,14 @@ def session_trace(branch: PromptBranch) -> bytes:
         message = _traced(turn.message)
         item = turn.completion
         if item is not None:
-            message["timestamp"] = round(item.started_at * 1000)
+            started_at, _ = known_times(item)
+            if started_at is not None:
+                message["timestamp"] = round(started_at * 1000)
             versions = {span.version for span in item.versions}
             if len(versions) == 1:
                 message["model"] = versions.pop()
-        lines.append({"type": "message", "message": message} | ({"copied": True} if turn.copied else {}))
+        marks = {name: True for name, is_so in (("copied", turn.copied), ("raw", turn.raw)) if is_so}
+        lines.append({"type": "message", "message": message} | marks)
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 

@@ -16,11 +16,13 @@ import msgspec
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.read.pages import RolloutFilter
-from proxy.pool.read.records import CompletionRecord
+from proxy.pool.read.records import CompletionRecord, RolloutRecord
 from proxy.pool.traces.arguments import decoded_arguments
 from proxy.pool.traces.branches import BranchTurn, PromptBranch, PromptReader
 from proxy.pool.traces.files import TraceCounts, recorded_branches
 from proxy.pool.traces.origin import of_rollout
+from proxy.pool.traces.times import known_times
+from proxy.pool.untrained import UntrainedReason
 
 AT_ONCE = 64
 """Spans of one request. Their prompts are in them, so a request stays below the 64 MiB that receivers take."""
@@ -57,8 +59,7 @@ def _spans(found: Sequence[PromptBranch]) -> Iterator[Any]:
     rollout = found[0].rollout
     calls = sorted(_calls(found), key=lambda call: call[1].ordinal)
     trace, root = _identity(rollout.run, rollout.attempt, rollout.dated_at)
-    start = min([item.started_at for _, item, _ in calls])
-    end = rollout.closed_at or max(item.finished_at for _, item, _ in calls)
+    start, end = _whole_time(rollout, [item for _, item, _ in calls])
     whole = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": rollout.agent,
@@ -79,7 +80,15 @@ def _spans(found: Sequence[PromptBranch]) -> Iterator[Any]:
     for branch, item, turns in calls:
         _, own = _identity(rollout.run, rollout.attempt, rollout.dated_at, item.id)
         error = item.finish_reason if item.finish_reason in FAILED else None
-        yield _span("chat", trace, own, root, (item.started_at, item.finished_at), _call(branch, item, turns), error)
+        yield _span("chat", trace, own, root, known_times(item), call_attributes(branch, item, turns), error)
+
+
+def _whole_time(rollout: RolloutRecord, calls: Sequence[CompletionRecord]) -> tuple[float | None, float | None]:
+    """Return when an attempt began and ended. An imported one was closed by the import, so its calls have to say it."""
+    begins, ends = zip(*map(known_times, calls), strict=True)
+    imported = any(call.untrainable and call.untrainable.reason == UntrainedReason.IMPORTED for call in calls)
+    last = None if None in ends else max(ends)
+    return None if None in begins else min(begins), last if imported else rollout.closed_at or last
 
 
 def _calls(found: Sequence[PromptBranch]) -> Iterator[tuple[PromptBranch, CompletionRecord, Sequence[BranchTurn]]]:
@@ -93,7 +102,7 @@ def _calls(found: Sequence[PromptBranch]) -> Iterator[tuple[PromptBranch, Comple
                 after = at + 1
 
 
-def _call(branch: PromptBranch, item: CompletionRecord, turns: Sequence[BranchTurn]) -> dict[str, Any]:
+def call_attributes(branch: PromptBranch, item: CompletionRecord, turns: Sequence[BranchTurn]) -> dict[str, Any]:
     """Return the attributes of a call. Of its prompt, the messages behind the answer that it follows."""
     versions = {span.version for span in item.versions}
     first = not any(turn.completion is not None for turn in branch.turns[: _place(branch, item)])
@@ -114,6 +123,7 @@ def _call(branch: PromptBranch, item: CompletionRecord, turns: Sequence[BranchTu
             "gen_ai.tool.definitions": _text(branch.tools) if branch.tools and first else None,
         }
         | _common(branch.rollout.attempt)
+        | _ours({"raw": any(turn.raw for turn in turns) or None})
         | _ours({"label": item.label, "branch": branch.number, "forked_from": branch.forked_from})
         | _ours({"follows": item.follows, "untrained": None if item.untrained is None else str(item.untrained)})
     )
@@ -174,12 +184,12 @@ def _span(
     trace_id: int,
     span_id: int,
     parent: int | None,
-    times: tuple[float, float],
+    times: tuple[float | None, float | None],
     attributes: dict[str, Any],
     error: str | None = None,
-    event: tuple[str, float, dict[str, Any]] | None = None,
+    event: tuple[str, float | None, dict[str, Any]] | None = None,
 ) -> Any:
-    """Return a span that has ended. Attributes without a value are left out."""
+    """Return a span that has ended. Attributes without a value are left out; times that are not known are 0 or none."""
     api, sdk = import_module("opentelemetry.trace"), import_module("opentelemetry.sdk.trace")
     resources = import_module("opentelemetry.sdk.resources")
     known = {key: value for key, value in attributes.items() if value is not None}
@@ -199,8 +209,12 @@ def _span(
             "blackforge"
         ),
         attributes=known | ({"error.type": error} if error else {}),
-        events=[sdk.Event(event[0], event[2], round(event[1] * 1e9))] if event else [],
+        events=[sdk.Event(event[0], event[2], _nanoseconds(event[1]) or 0)] if event else [],
         status=api.Status(api.StatusCode.ERROR, error) if error else api.Status(),
-        start_time=round(times[0] * 1e9),
-        end_time=round(times[1] * 1e9),
+        start_time=_nanoseconds(times[0]),
+        end_time=_nanoseconds(times[1]),
     )
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)

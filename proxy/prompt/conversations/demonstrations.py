@@ -5,6 +5,7 @@ template shows it. The template's own choices hold, such as leaving out old reas
 """
 
 import json
+import math
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -45,19 +46,21 @@ class DemonstrationMaker:
             return None
         if tokenizer != self._tokenizer if tokenizer else not self._are_ours(metrics, trajectory, at):
             return None
-        own = turn.own
-        given = tuple((int(start), int(end)) for start, end in own.get("given") or ())
-        logprobs = metrics.logprobs or [each for each in own.get("logprobs") or () if each is not None]
+        given = tuple(turn.own.given)
+        logprobs = array("f", metrics.logprobs or [each for each in turn.own.logprobs if each is not None])
         whole = len(logprobs) == len(answer) - sum(end - start for start, end in given)
+        possible = all(math.isfinite(each) and each <= 0 for each in logprobs)  # as float32, as they are stored
         return Demonstration(
             prompt=array("i", metrics.prompt_token_ids),
             answer=array("i", answer),
-            logprobs=array("f", logprobs if whole else ()),
+            logprobs=logprobs if whole and possible else array("f"),
             given=given,
             reply=turn.message,
             label=_label(turn, trajectory),
             finish_reason=_finish_reason(turn),
             made_of=RECORDED,
+            started_at=turn.started_at,
+            seconds=turn.own.seconds,
         )
 
     def _are_ours(self, metrics: AtifMetrics, trajectory: ReadTrajectory, at: int) -> bool:
@@ -84,6 +87,8 @@ class DemonstrationMaker:
             label=_label(turn, trajectory),
             finish_reason=_finish_reason(turn),
             made_of=RENDERED,
+            started_at=turn.started_at,
+            seconds=turn.own.seconds,
         )
 
     def _answer(self, prompt: str, before: list[dict[str, Any]], turn: AtifTurn, tools: list[dict[str, Any]]) -> str:
@@ -118,13 +123,12 @@ class DemonstrationMaker:
 
 def _finish_reason(turn: AtifTurn) -> str:
     """Return how the answer ended. Documents of others do not say it, and hold whole answers."""
-    return str(turn.own.get("finish_reason") or ("tool_calls" if turn.message.get("tool_calls") else "stop"))
+    return turn.own.finish_reason or ("tool_calls" if turn.message.get("tool_calls") else "stop")
 
 
 def _label(turn: AtifTurn, trajectory: ReadTrajectory) -> str | None:
     """Return the label of the call, or of its document: a branch may have calls of several."""
-    own = turn.own.get("label")
-    return own if own in LABELS else trajectory.label
+    return turn.own.label if turn.own.label in LABELS else trajectory.label
 
 
 def _words(message: dict[str, Any]) -> Iterator[str]:
