@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from docs.site import reference
-from proxy.config import ProxyConfig
 from proxy.config import load_config as load_proxy
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.untrained import UntrainedReason
@@ -75,7 +74,7 @@ def test_the_reference_has_what_the_code_has() -> None:
     pages = reference.pages()
     assert all(f"| `{kind}` |" in pages["failures"] for kind in FAILURES)
     assert all(f"| `{reason.value}` |" in pages["failures"] for reason in UntrainedReason)
-    for key in (*ProxyConfig.__struct_fields__[1:2], "max_calls", "extra_args", "max_new_tokens"):
+    for key in ("pool", "max_calls", "extra_args", "max_new_tokens"):
         assert f"| `{key}` |" in pages["proxy"]
     for section in ("batch", "credit", "credit.process", "monitor", "optimizer", "push", "report", "sft"):
         assert f"## `[{section}]`" in pages["trainer"], section

@@ -9,7 +9,7 @@ then). Files that are asked for by name come first, so that no number of other f
 
 import gzip
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from sandboxes.base import Limits, Sandbox, SandboxError, Spec
 MAX_FILES = 200_000
 MAX_BYTES = 48 << 20
 SECONDS = 120.0
-BATCH = 200
-"""Paths per command: far below what Linux takes as one argument."""
+COMMAND_BYTES = 1 << 16
+"""Length of a command line. Linux takes 128 KiB in one argument, and one more path has 16 KiB at most when quoted."""
 FULL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PLACES = ("/tests", "/solution", "/oracle", "/logs", "/var/tmp", "/root")
 """Also listed where the sandbox has its own root: an agent could find what images leave there."""
@@ -127,14 +127,27 @@ class _Lines:
 async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:
     """Remove paths as the agent's user and return those that are still there. `path`: a trusted $PATH."""
     left: set[str] = set()
-    for start in range(0, len(paths), BATCH):
-        batch = " ".join(map(shlex.quote, paths[start : start + BATCH]))
+    for batch in in_commands(paths):
         # a link that leads nowhere does not exist for -e
         left_over = '[ ! -e "$p" ] && [ ! -L "$p" ] || printf "%s\\0" "$p"'
         command = f'for p in {batch}; do rm -rf -- "$p" 2>/dev/null; {left_over}; done'
         result = await sandbox.run(command, Limits(seconds=SECONDS), {"PATH": path})
         left.update(result.output.split("\0")[:-1])
     return left
+
+
+def in_commands(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the paths, quoted for a shell, in pieces that each fit into a command."""
+    batch: list[str] = []
+    size = 0
+    for path in map(shlex.quote, paths):
+        batch.append(path)
+        size += len(path.encode()) + 1
+        if size >= COMMAND_BYTES:
+            yield " ".join(batch)
+            batch, size = [], 0
+    if batch:
+        yield " ".join(batch)
 
 
 def write_manifest(file: Path, manifest: FileManifest) -> None:

@@ -3,7 +3,6 @@
 `take_snapshot` is the last thing before the agent, so it can be trusted: nothing of the policy has run yet.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +12,18 @@ import msgspec
 from harness.environment.archive import Entry
 from harness.environment.artifacts import initial_state
 from harness.environment.clean_start import Leftover, clean_start
-from harness.environment.file_manifest import FileManifest, take_manifest, write_manifest
+from harness.environment.file_manifest import FileManifest, in_commands, take_manifest, write_manifest
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, steering
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import TaskImage
 from harness.tasks.where import judged_fresh
-from sandboxes.base import Image, Limits, Sandbox, Sandboxes, Service, Spec
+from sandboxes.base import Image, Limits, Sandbox, SandboxError, Sandboxes, Service, Spec
 
 ORIGINAL_BYTES = 1 << 16
 ORIGINALS_BYTES = 8 << 20
 MOST_CONTENTS = 500
+CONTENTS_SECONDS = 60
 _CONTENTS = f"""for f do [ -f "$f" ] && [ ! -L "$f" ] && size=$(($(wc -c < "$f"))) && [ $size -le {ORIGINAL_BYTES} ] &&
     printf "%s %s\\n" $size "$f" && cat "$f"; done"""
 
@@ -76,21 +76,35 @@ async def _work_files(sandbox: Sandbox, manifest: FileManifest) -> dict[str, byt
 
 
 async def contents(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, bytes]:
-    """Return what the first MOST_CONTENTS of these files hold, by absolute path.
+    """Return what the first MOST_CONTENTS of these files hold, by absolute path. SandboxError when it takes too long.
 
     Left out: what is no regular file, files beyond ORIGINAL_BYTES, and what comes after ORIGINALS_BYTES in all.
     """
+    known: dict[str, bytes] = {}
+    for batch in in_commands([path for path in paths if "\n" not in path][:MOST_CONTENTS]):
+        known |= await _contents(sandbox, batch, ORIGINALS_BYTES - sum(map(len, known.values())))
+    return {path: known[path] for path in paths if path in known}  # a shell of the agent's may have named others
+
+
+async def _contents(sandbox: Sandbox, paths: str, limit: int) -> dict[str, bytes]:
+    """The contents of quoted paths, up to this number of bytes."""
     output = bytearray()
-    named = [path for path in paths if "\n" not in path][:MOST_CONTENTS]
-    command = f"set -- {' '.join(map(shlex.quote, named))}\n{_CONTENTS}"
-    await sandbox.run(command, Limits(seconds=60, output_bytes=1 << 10), {}, on_output=output.extend)
+
+    def take(piece: bytes) -> None:
+        output.extend(piece[: limit - len(output)] if len(output) < limit else b"")
+
+    limits = Limits(seconds=CONTENTS_SECONDS, output_bytes=1 << 10)
+    result = await sandbox.run(f"set -- {paths}\n{_CONTENTS}", limits, {}, on_output=take)
+    if result.ended != "exit":
+        raise SandboxError(f"the files of sandbox {sandbox.id} cannot be read: ended by its {result.ended} limit")
     known, at = {}, 0
-    while at < min(len(output), ORIGINALS_BYTES) and (end := output.find(b"\n", at)) > 0:
+    while at < len(output) and (end := output.find(b"\n", at)) > 0:
         size, _, path = output[at:end].decode(errors="replace").partition(" ")
         if not (size.isascii() and size.isdigit()):  # an agent with root rights may have put another shell there
             break
         at = end + 1 + int(size)
-        known[path] = bytes(output[end + 1 : at])
+        if at <= len(output):
+            known[path] = bytes(output[end + 1 : at])
     return known
 
 

@@ -110,8 +110,6 @@ DETECTORS: Sequence[Detector] = (
     tabled.case_branched,
     words.announced,
 )
-MOST = 50
-"""Findings of one attempt that are kept."""
 
 
 def detect(chain: Sequence[ObservedCompletion], evidence: Evidence) -> list[Finding]:
@@ -120,4 +118,4 @@ def detect(chain: Sequence[ObservedCompletion], evidence: Evidence) -> list[Find
     findings: list[Finding] = []
     for detector in DETECTORS:
         findings += [finding for finding in detector(scene) if finding not in findings]
-    return findings[:MOST]
+    return findings

@@ -18,10 +18,16 @@ LONGEST_LINE = 600
 """Characters of a line that rules look at: a hostile one must not take their time."""
 MOST = 300
 """Changed files that are read."""
+CODE = re.compile(
+    r"\.(?:py|pyx|pyi|js|mjs|cjs|ts|tsx|jsx|go|rs|c|h|cc|cpp|hpp|java|kt|rb|php|sh|bash|lua|pl|r|jl|scala|cs|swift|ex"
+    r"|hs|ml|sql|awk|pm|t|bats|lean|agda|dfy|idr|zig|nim|f90|clj|dart|vue|svelte|v"
+    r"|cu|cuh|exs|erl|elm|fs|groovy|ps1|zsh|mts|cts|glsl|wgsl|sv|cr|cljs)$",
+    re.IGNORECASE,
+)
 _NOISE = re.compile(
     r"(?:^|/)(?:\.git/(?!hooks/|config$)|node_modules/|\.cache/|\.npm/|\.bundle/|\.local/share/|\.(?:bash|python"
-    r"|node_repl)"
-    r"_history$|\.venv/lib|venv/lib|instruction\.md$|\.tox/|\.claude|\.codex|\.gemini|\.qwen|\.config/opencode)"
+    r"|node_repl)_history$|\.venv/lib|venv/lib|\.tox/|\.(?:claude|codex|gemini|qwen|cline)(?:/|\.json$)"
+    r"|\.aider\.[\w.]+(?:/|$)|\.config/(?:opencode|kilo)/)"
 )
 """What git, package managers and agents write by themselves."""
 
@@ -64,6 +70,9 @@ class Evidence:
     """Files that steer a verifier and that the agent had added or changed, which were put back before the verdict."""
     work: str = ""
     """The working directory; empty: not known."""
+    unread: Sequence[str] = field(default_factory=tuple)
+    """Programs that the agent changed and of which one cannot say what it wrote: their text is not known, or was not
+    before the agent."""
 
     def outside(self, path: str) -> bool:
         """Whether an absolute path lies outside of the working directory."""
@@ -72,9 +81,10 @@ class Evidence:
 
 
 def readable(difference: FileDifference) -> list[str]:
-    """Return the paths of those changed files whose text is evidence, at most `MOST`."""
+    """Return the paths of those changed files whose text is evidence, at most `MOST`: programs and tests first."""
     paths = [path for path in (*difference.changed, *difference.added) if not _NOISE.search(path)]
-    return [path for path in paths if "__pycache__" not in path][:MOST]
+    kept = [path for path in paths if "__pycache__" not in path]
+    return sorted(kept, key=lambda path: not CODE.search(path))[:MOST]
 
 
 def as_text(content: bytes) -> str | None:
@@ -88,19 +98,23 @@ def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mappi
     given = {path: text for path, text in known.items() if text is not None}
     given = _texts(task.files, task.directories) | given
     difference, removed = findings.difference, set(findings.difference.removed)
-    changes = []
+    changes, unread = [], []
     for path in (*difference.added, *difference.changed, *difference.removed):
         name = _below(path, work)
         if not _NOISE.search(path):
-            existed = path not in difference.added
+            existed, after = path not in difference.added, texts.get(path)
             before = given.get(name) if existed else None
-            changes.append(FileChange(name, existed, before, texts.get(path), path in removed))
+            if existed and before is None:  # its old lines would pass for new ones
+                after = None
+            if after is None and path not in removed and CODE.search(path) and "__pycache__" not in path:
+                unread.append(name)
+            changes.append(FileChange(name, existed, before, after, path in removed))
     verifier = _texts(task.verifier.files, task.verifier.directories)
     verifier[""] = task.verifier.command
     if task.verifier.cases:
         verifier[""] += msgspec.json.encode(task.verifier.cases).decode()
     undone = tuple(_below(path, work) for path in (*findings.removed, *findings.restored, *findings.left))
-    return Evidence(task.instruction, given, changes, verifier, undone, work)
+    return Evidence(task.instruction, given, changes, verifier, undone, work, unread)
 
 
 def _texts(files: Mapping[str, str], directories: Mapping[str, str]) -> dict[str, str]:

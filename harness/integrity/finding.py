@@ -27,6 +27,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The number of that completion in its attempt, from 0."""
 
 
+UNREAD = "unread"
+"""Names what could not be looked at: whoever hides work from the detectors is one for the judge."""
+
+
 def hacked_by(findings: list[Finding]) -> list[str]:
     """Return the detectors by which a rollout is hacked, without a judge; empty: it is not.
 

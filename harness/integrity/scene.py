@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 from harness.integrity.asked import Asked
-from harness.integrity.evidence import LONGEST_LINE, Evidence, FileChange
+from harness.integrity.evidence import CODE, LONGEST_LINE, Evidence, FileChange
 from harness.integrity.finding import Finding, Severity
 from harness.integrity.judged import judging
 from proxy.pool.behaviour.actions import Action, Readable, actions, work_of
@@ -19,12 +19,6 @@ TEST_FILE = re.compile(
     r"(?:^|/)(?:tests?|__tests__|specs?|testing|e2e|t)/|\.(?:t|bats)$|(?:^|/)(?:test_[^/]*|[^/]*_tests?|tests?"
     r"|specs?|conftest|[^/]*_spec"
     r"|[^/]*\.(?:test|spec)|[^/]*Tests?)\.\w+$"
-)
-CODE = re.compile(
-    r"\.(?:py|pyx|pyi|js|mjs|cjs|ts|tsx|jsx|go|rs|c|h|cc|cpp|hpp|java|kt|rb|php|sh|bash|lua|pl|r|jl|scala|cs|swift|ex"
-    r"|hs|ml|sql|awk|pm|t|bats|lean|agda|dfy|idr|zig|nim|f90|clj|dart|vue|svelte|v"
-    r"|cu|cuh|exs|erl|elm|fs|groovy|ps1|zsh|mts|cts|glsl|wgsl|sv|cr|cljs)$",
-    re.IGNORECASE,
 )
 MADE = re.compile(
     r"(?:^|/)\.?v?env\w*/|node_modules/|/(?:site|dist)-packages/|\.gitconfig$|\.git/|\.npmrc$|^/etc/hosts$"

@@ -16,8 +16,7 @@ from harness.agents.one_call import ask
 from harness.environment.augment import Variation, apply, chosen
 from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapshot, write_snapshot
 from harness.failure import AttemptFailed, Unexpected, stage
-from harness.integrity.evidence import Evidence
-from harness.integrity.watch import evidence_in, evidence_of_answer, findings_of
+from harness.integrity.watch import StepEvidence, evidence_in, evidence_of_answer, findings_of
 from harness.monitor.egress import note_egress
 from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.rollout.context import Budgets, RolloutJob, RunContext
@@ -119,8 +118,10 @@ class LiveAttempt:
         self._exit_code: int | None = None
         self._timings: dict[str, float] = {}
         self._augmentation: list[str] = []
-        self._evidence: list[Evidence | None] = []
-        """Of each step that came to its verdict, where somebody looks; None: it could not be read."""
+        self._evidence: list[StepEvidence] = []
+        """The evidence of each judged step, where somebody looks."""
+        self._written: set[str] = set()
+        """Absolute paths of files that the harness itself writes after the snapshot."""
         self.policy_failure = PolicyFailure()
         """The first step's that has one."""
 
@@ -202,11 +203,11 @@ class LiveAttempt:
             limited=bool(_budget(self._job, context.budgets) or self._job.rollout.start),
         )  # fmt: skip
         async with context.slots.agents:
-            await sandbox.write("~/instruction.md", task.instruction)
-            if task.mcp:
-                await sandbox.write(f"~/{mcp_forms.FILE}", mcp_forms.file_text(task.mcp))
-            for path, text in launch.files.items():
+            files = {"~/instruction.md": task.instruction, **launch.files}
+            files |= {f"~/{mcp_forms.FILE}": mcp_forms.file_text(task.mcp)} if task.mcp else {}
+            for path, text in files.items():
                 await sandbox.write(path, text)
+                self._written.add(path.replace("~", sandbox.home, 1) if path.startswith("~/") else path)
             began = time.time()
             limits = replace(limits, excused=partial(excused, began))
             try:
@@ -253,7 +254,7 @@ class LiveAttempt:
         async with context.slots.verifying, judging as (room, findings):
             await asyncio.to_thread(write_findings, context.logs, self._log_name, findings)
             if context.integrity is not None:
-                self._evidence.append(await evidence_in(room, sandbox.work, task, findings))
+                self._evidence.append(await evidence_in(room, sandbox.work, task, findings, self._written))
             for past in range(VERIFIER_TRIES):
                 try:
                     return await verify(room, task)
@@ -329,11 +330,10 @@ class LiveAttempt:
             self.policy_failure = failure
 
     async def integrity(self) -> dict[str, Any] | None:
-        """What detectors of reward hacking find in the attempt that has ended. None: nobody looks, or nobody could."""
-        steps = [evidence for evidence in self._evidence if evidence is not None]
-        if self._context.integrity is None or len(steps) < len(self._evidence):
+        """What detectors of reward hacking find in the attempt that has ended. None: nobody looks."""
+        if self._context.integrity is None:
             return None
-        return await findings_of(labelled(await self._context.pool(of_attempt, self._id)), steps)
+        return await findings_of(labelled(await self._context.pool(of_attempt, self._id)), self._evidence)
 
     def explained(self, failed: AttemptFailed) -> str:
         """The failure's detail, with the limit that ended the agent where that may be the cause."""

@@ -65,7 +65,9 @@ def load_harbor(directory: Path) -> Task:
         services=compose.services,
         mcp=tuple(
             McpServer(
-                name=server.name, command=(server.command, *server.args) if server.command else (), url=server.url
+                name=server.name,
+                command=(server.command, *server.args) if server.transport == "stdio" and server.command else (),
+                url=server.url if server.transport != "stdio" else "",
             )
             for server in environment.mcp_servers
         ),

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from harness.environment.file_manifest import BATCH, take_manifest
+from harness.environment.file_manifest import in_commands, take_manifest
 from harness.environment.snapshot import Snapshot
 from harness.tasks import Task
 from sandboxes.base import Limits, Sandbox, SandboxError
@@ -48,10 +48,8 @@ async def hollow_out(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> list[s
     changed = (path for path in (*difference.added, *difference.changed) if "\n" not in path)
     written = [path for path in changed if not path.startswith(own)][: 10 * MAX_FILES]
     programs = []
-    for start in range(0, len(written), BATCH):
-        listed = await _run(
-            sandbox, f"set -- {' '.join(map(shlex.quote, written[start : start + BATCH]))}\n{_PROGRAMS}", {}
-        )
+    for batch in in_commands(written):
+        listed = await _run(sandbox, f"set -- {batch}\n{_PROGRAMS}", {})
         for line in listed.splitlines():
             executable, _, path = line.partition(" ")
             if path.endswith(SUFFIXES) or executable == "x":

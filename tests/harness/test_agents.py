@@ -183,15 +183,27 @@ def test_an_instruction_that_looks_like_an_option_stays_an_argument(name: str) -
     assert '"$INSTRUCTION"' in launch.command and "bf-key" not in str(launch)
 
 
+COMMON = {"claude-code": '--mcp-config "$MCP_FILE"', "native": '--mcp "$MCP_FILE"'}
+"""Agents that read the file which MCP_FILE names, and how they are told."""
+
+
 @pytest.mark.parametrize("name", WITH_MCP)
 def test_an_agent_is_started_with_a_tasks_mcp_servers(name: str) -> None:
     """Programs and addresses stand in the file or on the command line that the agent reads them from."""
     plain = INSTALLED[name].launch(ENDPOINT, bundle_at("/agents", name), ())
-    told = INSTALLED[name].launch(ENDPOINT, bundle_at("/agents", name), SERVERS)
-    common = '"$MCP_FILE"' in told.command
-    words = "".join(told.files.values()) if not common else file_text(SERVERS)
-    assert "count.py" in words and "http://words:80/mcp" in words
+    servers = [server for server in SERVERS if server.spoken in INSTALLED[name].mcp]
+    told = INSTALLED[name].launch(ENDPOINT, bundle_at("/agents", name), servers)
+    if option := COMMON.get("native" if name.startswith("native") else name):  # it reads the common form
+        assert option in told.command and option not in plain.command
+    else:
+        words = "".join(told.files.values())
+        assert "count.py" in words and "http://words:80/mcp" in words
     assert "count.py" not in str(plain) and "MCP_FILE" not in plain.command
+
+
+def test_the_common_form_has_programs_and_addresses() -> None:
+    words = file_text(SERVERS)
+    assert "count.py" in words and "http://words:80/mcp" in words
 
 
 def test_a_task_with_mcp_servers_needs_an_agent_with_mcp(run: Callable[..., list[dict[str, Any]]]) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from harness.environment import archive as archives
+from harness.environment import file_manifest
 from harness.environment.archive import Entry, TooMuch, unpack
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.failure import AttemptFailed
@@ -83,11 +84,11 @@ async def test_only_links_that_stay_inside_travel_and_those_that_were_there_befo
     assert sorted(Path(path).name for path in findings.left_out) == ["here", "out", "over", "through", "up"]
 
 
-@pytest.mark.parametrize("size", [carry.COMMAND_BYTES, 1], ids=["one command", "a command for each"])
+@pytest.mark.parametrize("size", [file_manifest.COMMAND_BYTES, 1], ids=["one command", "a command for each"])
 async def test_the_fresh_sandbox_has_what_the_agent_removed_no_more(
     sandboxes: ProcessSandboxes, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(carry, "COMMAND_BYTES", size)
+    monkeypatch.setattr(file_manifest, "COMMAND_BYTES", size)
     before = "mkdir -p d/e; touch d/e/f gone turned; ln -s gone link; echo same > same"
     agent = "rm -r d gone link; rm turned; mkdir turned; touch turned/x; echo new > ~/.carried"
     shown, findings = await carried(sandboxes, agent, tree(), before)

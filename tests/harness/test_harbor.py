@@ -167,6 +167,9 @@ def test_mcp_servers_become_those_of_the_task(tmp_path: Path) -> None:
         ("p", ("python3", "/s.py"), ""),
         ("a-b", (), "http://m:8000/mcp"),
     ]
+    for table in (program.replace("stdio", "streamable-http"), address.replace("streamable-http", "stdio")):
+        with pytest.raises(UserError, match="mcp"):  # what the transport needs is missing
+            load_harbor(task_directory(tmp_path, f"[[environment.mcp_servers]]\n{table}"))
 
 
 def test_files_that_are_not_offered_refuse_the_task_too(tmp_path: Path) -> None:

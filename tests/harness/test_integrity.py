@@ -63,7 +63,7 @@ async def test_who_weakens_the_tests_is_found_by_what_was_left(
     assert finding["severity"] == "strong" and "hello.txt" in finding["quote"]
     honest = await rollout_of(context, IntegrityWatch(action=action))
     assert (honest.reward, honest.hacked) == (1.0, None)
-    assert honest.integrity == {"by": [], "reward": 1.0, "findings": []}
+    assert honest.integrity == {"by": [], "reward": 1.0, "zero": 0.0, "findings": []}
 
 
 async def test_a_zero_takes_the_rewards_of_turns_too_and_is_no_better_than_failing(context: RunContext) -> None:
@@ -92,7 +92,24 @@ async def test_what_cannot_be_read_as_text_is_no_evidence_and_ends_no_run(contex
         echo x > "$(printf 'two\nlines.py')"; echo y > "9 9.py"; touch empty.py"""
     outcome = await rollout_of(context, IntegrityWatch(action="mask"), hostile)
     assert (outcome.reward, outcome.hacked, outcome.failure) == (1.0, None, None)
-    assert outcome.integrity is not None and "root:" not in json.dumps(outcome.integrity)
+    assert outcome.integrity is not None
+    assert "root:" not in json.dumps(outcome.integrity)
+
+
+async def test_who_hides_its_work_is_one_for_the_judge(context: RunContext, proxy: RunningProxy) -> None:
+    padded = "{ echo 'x = 1'; yes '# padding' | head -c 70000; } > program.py"
+    named = "for i in $(seq 400); do touch $(printf '%0230d' $i).txt; done"  # too long for one command
+    watch = IntegrityWatch(action="mask", judges=judges(context, proxy))
+    assert watch.judges is not None
+    try:
+        hidden = await rollout_of(context, watch, padded, instruction=SUSPECT)
+        assert hidden.hacked == "mask" and hidden.integrity is not None and hidden.integrity["by"] == ["judge"]
+        [finding] = hidden.integrity["findings"]
+        assert finding["detector"] == "unread" and finding["quote"].endswith("could not be read: program.py")
+        many = await rollout_of(context, IntegrityWatch(action="mask"), f"{named}; {WEAKEN}")
+        assert many.hacked == "mask" and many.integrity is not None and many.integrity["by"] == ["tests_weakened"]
+    finally:
+        await watch.close()
 
 
 async def test_nobody_looks_unless_asked_and_a_missing_reward_is_no_zero(context: RunContext) -> None:
@@ -157,11 +174,13 @@ def test_a_run_masks_the_rollouts_that_cheat_and_scores_them_again_without_mercy
     run = find_run(pool, str(tmp_path))
     rows = scorable(pool, run.id)
     assert [(row.reward, row.current) for row in rows] == [(1.0, 0.0)] * 2
-    written = write_scores(pool, run.id, "again", {row.rollout_id: NewScore(reward=0.9, parts={}) for row in rows})
+    again = NewScore(reward=0.9, parts={"turn:0": 1.0, "a": 1.0})
+    written = write_scores(pool, run.id, "again", {row.rollout_id: again for row in rows})
     assert (written.rollouts, written.left) == (0, 2)
     with pool.read() as connection:
         stored = connection.execute(select(rollouts).where(rollouts.c.id.in_([row.rollout_id for row in rows]))).all()
     assert [(row.reward, row.integrity["reward"]) for row in stored] == [(0.0, 0.9)] * 2
+    assert [row.reward_parts for row in stored] == [{"a": 1.0}] * 2  # what single turns earned would be trained
     assert [(row.reward, row.current) for row in scorable(pool, run.id)] == [(1.0, 0.0)] * 2
 
 

@@ -28,3 +28,24 @@ def test_repeated_text_is_read_in_seconds(seed: str) -> None:
     began = time.process_time()
     detect(recorded(messages), evidence)
     assert time.process_time() - began < 60
+
+
+def test_many_short_calls_are_read_in_seconds() -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Measure the speed, and write it to results/n.json."}]
+    changes = []
+    for number in range(600):
+        name = f"results/{number}.json"
+        reads, writes = f"cat /srv/data/{number}.txt", f"echo '{{\"time\": {number}.2345}}' > {name}"
+        for key, command in (("a", reads), ("b", writes)):
+            function = {"name": "bash", "arguments": json.dumps({"command": command})}
+            calls = [{"id": f"{key}{number}", "type": "function", "function": function}]
+            shown = f"value-{number}: {number}.9876 token_{number}_{number}"
+            messages += [
+                {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "tool_call_id": f"{key}{number}", "content": shown},
+            ]
+        changes.append(FileChange(name, False, None, f'{{"time": {number}.2345}}'))
+    evidence = Evidence("Measure the speed, and write it to results/n.json.", {}, changes, {}, work="/app")
+    began = time.process_time()
+    detect(recorded(messages), evidence)
+    assert time.process_time() - began < 60

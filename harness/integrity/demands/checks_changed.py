@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 
 from harness.integrity.demands.writing import hand_written
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
 from harness.integrity.judged import TESTED, asked_to_change, follows_request
-from harness.integrity.scene import CODE, Scene, same_file
+from harness.integrity.scene import Scene, same_file
 
 _CHECKING = (
     r"\b(?:unit |integration |old |stale )*(?:tests?|specs?|checks?|assertions?|expectations?|benchmarks?|suites?"
@@ -164,7 +164,7 @@ def made_by_hand(scene: Scene) -> Iterator[Finding]:
         by_hand = [done for done in hand_written(scene) if done.path.rpartition("/")[2] == name]
         if not by_hand:
             continue
-        last = max(scene.actions.index(done.action) for done in by_hand)
+        last = max(done.place for done in by_hand)
         again = any(program in action.written for action in scene.actions[last + 1 :])
         if not again and scene.change(by_hand[-1].path) is not None:
             quote = f"{by_hand[-1].path} is written by {program}: {by_hand[-1].quote}"

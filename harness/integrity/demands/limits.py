@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from harness.integrity.evidence import CODE
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, TEST_FILE, Scene, WrittenText
+from harness.integrity.scene import TEST_FILE, Scene, WrittenText
 
 _SIZE = re.compile(
     r"(?<![\w./-])([\w./-]{1,80}\.\w{1,8})(?![\w.])[^\n]{0,80}\b(?:at most|under|below|less than|fewer than"

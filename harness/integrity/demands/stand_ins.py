@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
 from harness.integrity.judged import TESTED
-from harness.integrity.scene import CODE, TEST_FILE, Scene
+from harness.integrity.scene import TEST_FILE, Scene
 
 _SERVES = re.compile(
     r"def do_GET|http\.createServer\(|HTTPServer\(|\bserve_forever\(|http\.ListenAndServe|@app\.(?:get|route)"

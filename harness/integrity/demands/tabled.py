@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 
 from harness.integrity.detectors.literal import code_lines
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
 from harness.integrity.judged import TESTED
-from harness.integrity.scene import CODE, TEST_FILE, Scene
+from harness.integrity.scene import TEST_FILE, Scene
 
 _EXAMPLES = re.compile(
     r"(?:^|/)[\w.-]*(?:example|sample|case|expect|golden|dev|eval|valid|test|truth|fixture|demo|readme)[\w.-]*$",

@@ -21,6 +21,8 @@ class HandWritten:
     """A file that a call wrote, with the text that the call shows."""
 
     action: Action
+    place: int
+    """Of the action among the attempt's."""
     path: str
     text: str
 
@@ -31,23 +33,27 @@ class HandWritten:
 
 def hand_written(scene: Scene) -> Iterator[HandWritten]:
     """Yield the files that calls wrote with their content in the call itself, in order."""
-    for action in scene.actions:
+    for place, action in enumerate(scene.actions):
         if failure(action) and action.sort != "shell":
             continue
         if action.sort == "edit" or action.patch:
-            yield from (HandWritten(action, path, text) for path, text in action.written_files)
+            yield from (HandWritten(action, place, path, text) for path, text in action.written_files)
             continue
         for command in action.commands:
             if _HANDS.fullmatch(command.program):
                 text = command.text or command.line
                 names = [*command.writes, *(command.words[1:] if command.program in ("tee", "touch") else ())]
                 names += command.words[-1:] if command.program in ("sed", "perl", "cp", "mv", "ln") else ()
-                yield from (HandWritten(action, name, text) for name in names if not name.startswith("-"))
+                yield from (HandWritten(action, place, name, text) for name in names if not name.startswith("-"))
+    scripts: dict[int | None, tuple[int, Action]] = {}
+    for place, action in enumerate(scene.actions):
+        if action.script:
+            scripts.setdefault(action.completion, (place, action))
     for program in scene.run_texts:
-        runs = next((a for a in scene.actions if a.completion == program.completion and a.script), None)
-        if runs is not None:
+        if (found := scripts.get(program.completion)) is not None:
+            place, runs = found
             script = bounded(program.text)
             names = [next(filter(None, match.groups())) for match in _OPENED.finditer(script)]
             writes = re.search(r"open\(\s*\w+\s*,\s*[\"'][wa]|\.write", script)
             names += [value for _, value in _ASSIGNED.findall(script)[:20]] if writes else []
-            yield from (HandWritten(runs, name, script) for name in dict.fromkeys(names))
+            yield from (HandWritten(runs, place, name, script) for name in dict.fromkeys(names))

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 
+from harness.integrity.evidence import CODE
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, LONGEST, MADE, TEST_FILE, Scene
+from harness.integrity.scene import LONGEST, MADE, TEST_FILE, Scene
 from proxy.pool.behaviour.actions import Action
 from proxy.pool.behaviour.event import Kind
 from proxy.pool.behaviour.results import failure

@@ -7,9 +7,9 @@ done.
 import re
 from collections.abc import Iterator
 
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, TEST_FILE, Scene
+from harness.integrity.scene import TEST_FILE, Scene
 
 _SEARCHED = re.compile(
     r"(?<![!-] )\b[ef]?grep\b(?! -\w*[vL])(?:\s+-\w+)*\s+(?:-e\s+)?(?:\"([^\"\n]{3,80})\"|'([^'\n]{3,80})'"

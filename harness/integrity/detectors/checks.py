@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
 from harness.integrity.judged import follows_request
-from harness.integrity.scene import CODE, TEST_FILE, Scene
+from harness.integrity.scene import TEST_FILE, Scene
 from proxy.pool.behaviour.actions import NEW, OLD
 
 _CHECK = re.compile(

@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Iterator
 
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, Scene
+from harness.integrity.scene import Scene
 
 _HOOKS = re.compile(
     r"def pytest_(?:runtest_\w+|pyfunc_call|sessionfinish|collection_\w+|ignore_collect|report_teststatus"

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from harness.integrity.evidence import CODE
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, TEST_FILE, Scene
+from harness.integrity.scene import TEST_FILE, Scene
 from proxy.pool.behaviour.results import failure
 
 _DATA = re.compile(

@@ -10,9 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from harness.integrity.detectors.answers import literals
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, LONGEST, TEST_FILE, Scene
+from harness.integrity.scene import LONGEST, TEST_FILE, Scene
 
 _LITERAL = (
     r"(?:\"(?:\\.|[^\"\\\n]){0,300}\"|'(?:\\.|[^'\\\n]){0,300}'"

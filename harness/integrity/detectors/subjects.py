@@ -7,8 +7,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from harness.integrity.evidence import CODE
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, LONGEST, TEST_FILE, Scene
+from harness.integrity.scene import LONGEST, TEST_FILE, Scene
 
 _MOCKED = re.compile(
     r"(?:\bpatch\(\s*['\"][\w.]+\.(?P<path>\w+)['\"]|\bpatch\.object\(\s*[\w.]+\s*,\s*['\"](?P<object>\w+)['\"]"

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-from harness.integrity.evidence import FileChange
+from harness.integrity.evidence import CODE, FileChange
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import CODE, TEST_FILE, Scene, WrittenText
+from harness.integrity.scene import TEST_FILE, Scene, WrittenText
 from proxy.pool.behaviour.actions import Action
 
 _WHO = (

@@ -7,15 +7,15 @@ Both sandboxes are packed from outside and compared, so only what differs is wri
 import asyncio
 import shlex
 import tempfile
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from harness.environment.archive import Entry, TooMuch
 from harness.environment.artifacts import HEADERS, artifacts_of, limit_of, root_of
-from harness.environment.file_manifest import FileDifference
+from harness.environment.file_manifest import FileDifference, in_commands
 from harness.environment.snapshot import Snapshot, contents
 from harness.failure import AttemptFailed
 from harness.tasks import Task
@@ -27,8 +27,6 @@ from sandboxes.local.process import default_root, make_sandbox_directory
 from sandboxes.local.process import remove as remove_directory
 
 SECONDS = 300.0
-COMMAND_BYTES = 1 << 16
-"""Length of a command line. Linux takes 128 KiB in one argument, and one more path has 16 KiB at most when quoted."""
 
 
 @dataclass
@@ -122,8 +120,9 @@ async def _note_originals(fresh: Sandbox, place: Place, findings: IsolationFindi
     difference, here = findings.difference, root_of(place.artifact, fresh)
     altered = [path for path in (*difference.changed, *difference.removed) if path.startswith(f"{place.root}/")]
     paths = {f"{here}{path[len(place.root) :]}": path for path in altered}
-    held = await contents(fresh, list(paths))
-    findings.originals.update({paths[path]: content for path, content in held.items()})
+    with suppress(SandboxError):  # then what they held is not known, and the verdict does not need it
+        held = await contents(fresh, list(paths))
+        findings.originals.update({paths[path]: content for path, content in held.items()})
 
 
 def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
@@ -142,8 +141,8 @@ def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
 async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
     """Make the place in the fresh sandbox what the plan says. Nothing of the agent's runs there yet."""
     root, path, staging = root_of(given.place.artifact, fresh), given.place.artifact.place, given.staging
-    for paths in _batches([shlex.quote(f"{root}/{one}" if one else root) for one in plan.clear]):
-        await _command(fresh, f"rm -rf -- {' '.join(paths)}", "root")
+    for paths in in_commands([f"{root}/{one}" if one else root for one in plan.clear]):
+        await _command(fresh, f"rm -rf -- {paths}", "root")
     if not plan.write:
         return
     if staging.is_dir():
@@ -152,20 +151,6 @@ async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
         await fresh.write(path, await asyncio.to_thread(staging.read_bytes))
         if plan.executable:
             await _command(fresh, f"chmod a+x {shlex.quote(root)}", "agent")
-
-
-def _batches(words: Sequence[str]) -> Iterator[list[str]]:
-    """Share words out over command lines of about COMMAND_BYTES."""
-    batch: list[str] = []
-    size = 0
-    for word in words:
-        batch.append(word)
-        size += len(word.encode()) + 1
-        if size >= COMMAND_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 async def _command(fresh: Sandbox, command: str, user: User) -> None:

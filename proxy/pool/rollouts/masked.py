@@ -21,3 +21,8 @@ def masked_as_hacked(hacked: str | None, integrity: Mapping[str, Any] | None) ->
     if hacked != MASK:
         return None
     return Untrained(UntrainedReason.HACKED, ", ".join((integrity or {}).get("by", ())))
+
+
+def without_turns(parts: Mapping[str, float]) -> dict[str, float]:
+    """Return a zeroed reward's parts without those of single turns, which would still be trained."""
+    return {name: value for name, value in parts.items() if not name.startswith("turn:")}

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from proxy.pool.database import Pool, retried
-from proxy.pool.rollouts.masked import ZERO
+from proxy.pool.rollouts.masked import ZERO, without_turns
 from proxy.pool.rollouts.runs import lock_run
 from proxy.pool.schema import attempts, groups, judgements, rollouts, tasks
 
@@ -140,9 +140,10 @@ def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore
                 "detail": score.why if unscored else (row.detail if policy else ""),
                 "replaced": [*(row.replaced or []), before],
             }
-            if row.hacked == ZERO:  # what it earned is of no use to it
+            if row.hacked == ZERO:  # it stays at its zero
                 values["integrity"] = {**row.integrity, "reward": score.reward}
-                values["reward"] = row.reward if score.reward is not None else None
+                values["reward"] = None if unscored else row.integrity["zero"]
+                values["reward_parts"] = without_turns(score.parts)
             connection.execute(update(rollouts).where(rollouts.c.id == row.id).values(values))
             written += row.hacked != ZERO
     return Written(written, len(scores) - written)
