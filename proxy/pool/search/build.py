@@ -165,7 +165,7 @@ class Builder:
         self._index.execute("begin immediate")
         try:
             yield
-        except BaseException:
+        except BaseException:  # also an interruption: half a block must not stay
             self._index.execute("rollback")
             raise
         self._index.execute("commit")
