@@ -5,12 +5,15 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+from harness.tasks.sources import load_sources
 from proxy.pool.database import open_pool
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
@@ -79,6 +82,18 @@ def test_where_nobody_would_end_it_the_demo_ends_with_the_command(tmp_path: Path
         assert done.returncode == 0 and done.stdout.strip() == command
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_trained_tasks_that_are_evaluated_come_first_in_the_run(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples" / "demo")
+    write = import_module("examples.scaffolds.assignments").write
+    write(tmp_path / "tasks", seed, {"warmup": 2, "train": 48, "heldout": 3}, known=4)
+    evaluated = {task.id for task in load_sources([str(tmp_path / "tasks" / "evaluated.jsonl")]).mix.tasks}
+    order = load_sources([str(tmp_path / "tasks" / "train.jsonl")]).mix.order(seed)
+    assert evaluated == {"heldout-0", "heldout-1", "heldout-2", *(task.id for task in islice(order, 4))}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_the_shortened_demo_of_several_agents_reaches_its_matrix(tmp_path: Path) -> None:
@@ -90,10 +105,15 @@ def test_the_shortened_demo_of_several_agents_reaches_its_matrix(tmp_path: Path)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "scaffolds" / "summary.json").read_text())
-    assert summary["steps"] == 2 and all(summary["curves"]["share_by_agent"])
+    assert summary["command"].startswith("examples/scaffolds/learn.py") and summary["machine"]
+    assert summary["steps"] == 2 and all(summary["curves"]["reward_by_agent"])
+    # Empty where a step trained no token: all rewards of each of its groups were equal, as after so short a warm start.
+    assert all(not share or sum(share.values()) == pytest.approx(1) for share in summary["curves"]["share_by_agent"])
     before, after = summary["matrix"]
     assert (before["step"], before["trained"]) == (0, [])
     assert after["step"] == 2 and set(after["trained"]) <= {"smolagents", "mini-swe-agent"}
     agents = {point["agent"]: point["agent_held_out"] for point in after["evaluated"]}
     assert agents.keys() == {"smolagents", "mini-swe-agent", "aider", "native"} and agents["aider"] and agents["native"]
-    assert all(point["rollouts"] == 1 for row in (before, after) for point in row["evaluated"])
+    for row in (before, after):  # each agent at one task that was held out, and at one that was trained
+        cells = sorted((point["agent"], point["tasks_held_out"], point["rollouts"]) for point in row["evaluated"])
+        assert cells == [(agent, held_out, 1) for agent in sorted(agents) for held_out in (False, True)]

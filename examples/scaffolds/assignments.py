@@ -7,11 +7,13 @@ the note first; aider is given it by its own configuration file. No two tasks sh
 import json
 import random
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 from tasks import FILES, WORDS
+
+from harness.tasks.sources import load_sources
 
 INSTRUCTION = "Do what plan.md says."
 AIDER = "read: plan.md\ngit: false\nmap-tokens: 0\nauto-lint: false\nstream: false\n"
@@ -48,9 +50,19 @@ def families(seed: int, sizes: dict[str, int]) -> Iterator[tuple[str, list[dict[
 
 
 def write(directory: Path, seed: int, sizes: dict[str, int], known: int) -> None:
-    """Write warmup.jsonl, train.jsonl, and evaluated.jsonl: the tasks of `heldout`, and `known` of those of `train`."""
+    """Write warmup.jsonl, train.jsonl, and evaluated.jsonl: the tasks of `heldout`, and `known` of those of `train`.
+
+    These are the ones that a run with this seed opens first, so that it trains them in its first steps.
+    """
     directory.mkdir(parents=True)
     tasks = dict(families(seed, sizes))
-    tasks["evaluated"] = tasks.pop("heldout") + tasks["train"][:known]
+    heldout = tasks.pop("heldout")
     for name, some in tasks.items():
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in some))
+        write_lines(directory / f"{name}.jsonl", some)
+    order = load_sources([str(directory / "train.jsonl")]).mix.order(seed)
+    first = {task.id for task in islice(order, known)}
+    write_lines(directory / "evaluated.jsonl", heldout + [task for task in tasks["train"] if task["id"] in first])
+
+
+def write_lines(file: Path, tasks: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(each) + "\n" for each in tasks))

@@ -30,6 +30,7 @@ from run import Demo  # noqa: E402  # the demo's modules are scripts
 from settings import ENGINE, RUN, Settings, write_sft_config, write_trainer_config  # noqa: E402
 
 from benchmarks.async_runs.timed_run import write_model  # noqa: E402
+from benchmarks.result import provenance  # noqa: E402
 from harness.commands.evaluations import show  # noqa: E402
 from proxy.pool.inspect.evaluated import as_json, matrix, points  # noqa: E402
 from proxy.pool.rollouts.runs import find_run  # noqa: E402
@@ -58,7 +59,7 @@ class Sizes:
     heldout: int = 12
     """Held-out tasks of an evaluation; each agent works at each."""
     known: int = 4
-    """Trained tasks of an evaluation."""
+    """Trained tasks of an evaluation: those with which the run begins."""
     eval_every: int = 1000
     """Train steps between two evaluations; the first and the last weights are evaluated in any case."""
     sft_steps: int = 300
@@ -193,7 +194,8 @@ def main() -> int:
     console = Console()
     demo = ScaffoldsRun(directory.absolute(), Sizes(**options), seed, console)
     try:
-        figures = demo.learn()
+        measured = provenance("") | {"command": " ".join(["examples/scaffolds/learn.py", *sys.argv[1:]])}
+        figures = measured | demo.learn()
     finally:
         demo.close()
     (directory / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
