@@ -6,7 +6,7 @@ from pathlib import Path
 from proxy.pool.completions.records import Completion
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.rollouts.runs import find_run
+from proxy.pool.rollouts.runs import Run, find_run
 from proxy.pool.training.evaluations import find_teacher
 from proxy.pool.training.finished_rollouts import RecordedRollout, finished_rollouts
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -25,9 +25,8 @@ def demonstrations(config: Config) -> list[list[TrainingRow]]:
     Raises UserError when fewer than two groups have any.
     """
     pool = open_pool(config.pool)
-    for name in config.sft.runs:
-        find_teacher(pool, name)
-    rollouts = [rollout for name in config.sft.runs for rollout in _finished(pool, name, Path(config.model))]
+    teachers = [find_teacher(pool, name) for name in config.sft.runs]
+    rollouts = [rollout for run in teachers for rollout in _finished(pool, run, Path(config.model))]
     filled = list(imitation.demonstrations(rollouts, config.sft.min_reward, config.batch.labels).values())
     if len(filled) < 2:
         raise UserError(
@@ -51,12 +50,12 @@ def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrain
 
     pool, model = open_pool(config.pool), Path(config.model)
     mixture = replayed(config.loss, read_shape(model))
-    rollouts = _finished(pool, run, model)
+    rollouts = _finished(pool, find_run(pool, run), model)
     return [row for one in rollouts for row in merge(one.completions, 0.0, excluded, why_not, mixture=mixture)]
 
 
-def _finished(pool: Pool, run: str, model: Path) -> list[RecordedRollout]:
+def _finished(pool: Pool, run: Run, model: Path) -> list[RecordedRollout]:
     """Return a run's finished rollouts. Raises UserError when another model's tokenizer made their tokens."""
-    rollouts = finished_rollouts(pool, find_run(pool, run).id)
+    rollouts = finished_rollouts(pool, run.id)
     demand_tokenizer(pool, model, {item.attempt_id for rollout in rollouts for item in rollout.completions})
     return rollouts

@@ -71,7 +71,7 @@ def all_evaluations(pool: Pool) -> list[Evaluation]:
     query = select(runs.c.id, runs.c.name, runs.c.config).where(runs.c.purpose == "eval").order_by(runs.c.id)
     with pool.read() as connection:
         rows = connection.execute(query).all()
-    return [_evaluation(row.id, row.name, row.config) for row in rows if KEY in row.config]
+    return [Evaluation(run_id=row.id, name=row.name, of=_evaluates(row.config)) for row in rows if KEY in row.config]
 
 
 def is_finished(pool: Pool, evaluation: Evaluation) -> bool:
@@ -93,19 +93,19 @@ def evaluated_by(pool: Pool, run_id: int) -> Evaluates | None:
     """Return what a run evaluates; None: it is no evaluation of a training run."""
     with pool.read() as connection:
         config = connection.scalar(select(runs.c.config).where(runs.c.id == run_id)) or {}
-    return _evaluation(run_id, "", config).of if KEY in config else None
+    return _evaluates(config) if KEY in config else None
 
 
 def held_engines(pool: Pool, run_id: int) -> dict[str, str]:
     """Return the engines that evaluations of a training run want held while their harness is alive: URL -> version."""
-    columns = (runs.c.id, runs.c.name, runs.c.config, runs.c.owner, runs.c.owner_seen_at)
+    columns = (runs.c.config, runs.c.owner, runs.c.owner_seen_at)
     query = select(*columns).where(runs.c.purpose == "eval", runs.c.owner.is_not(None))
     held: dict[str, str] = {}
     with pool.read() as connection:
         now = database_time(connection, pool)
         rows = [row for row in connection.execute(query) if row.owner is not None and KEY in row.config]
     for row in rows:
-        of = _evaluation(row.id, row.name, row.config).of
+        of = _evaluates(row.config)
         owner = msgspec.convert(row.owner, PoolProcess)
         if of.run_id == run_id and of.engine and is_alive(owner, this_process(), now - row.owner_seen_at):
             held[of.engine] = of.version
@@ -122,5 +122,5 @@ def find_teacher(pool: Pool, name: str) -> Run:
     return run
 
 
-def _evaluation(run_id: int, name: str, config: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(run_id=run_id, name=name, of=msgspec.convert(config[KEY], Evaluates))
+def _evaluates(config: Mapping[str, Any]) -> Evaluates:
+    return msgspec.convert(config[KEY], Evaluates)
