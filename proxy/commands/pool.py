@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from proxy.commands.traces import export_spans, export_traces, import_demonstrations
@@ -112,6 +113,7 @@ def _events(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     kind, file = arguments.format, arguments.output
+    _demand_used(arguments)
     which = RolloutFilter(
         run=arguments.name,
         first_step=arguments.step,
@@ -137,9 +139,18 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _demand_used(arguments: argparse.Namespace) -> None:
+    """Refuse options that do nothing in a format."""
+    kind = arguments.format
+    unused = {"output": kind == SPANS, "endpoint": kind != SPANS, "model": kind not in (*TRACE_FILES, SPANS)}
+    for name, is_unused in unused.items():
+        if is_unused and getattr(arguments, name) is not None:
+            raise UserError(f"--{name} does nothing with --format {kind}; leave it out, or name another format")
+
+
 def _import(arguments: argparse.Namespace) -> int:
-    with _opened(arguments.pool, create=True) as pool:
-        print(import_demonstrations(pool, arguments.name, arguments.documents, arguments.model))
+    opened = partial(_opened, arguments.pool, create=True)
+    print(import_demonstrations(opened, arguments.name, arguments.documents, arguments.model))
     return 0
 
 

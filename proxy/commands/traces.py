@@ -1,6 +1,7 @@
 """Rollouts as files of other tools and as spans, and ATIF documents as demonstrations (docs/traces.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from proxy.pool.browse.tokens.texts import exported_weights
@@ -9,7 +10,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.read import RolloutFilter
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.tokenizer_fingerprint import fingerprint
-from proxy.pool.traces.demonstrations import import_atif
+from proxy.pool.traces.demonstrations import find_documents, store_documents
 from proxy.pool.traces.files import TraceCounts, write_traces
 from proxy.pool.traces.spans import send_spans
 from proxy.prompt.conversations.demonstrations import RECORDED, RENDERED, DemonstrationMaker
@@ -33,11 +34,18 @@ def export_spans(pool: Pool, which: RolloutFilter, endpoint: str, model: Path | 
     return f"{said(counts)}: {endpoint}"
 
 
-def import_demonstrations(pool: Pool, name: str, paths: Sequence[Path], model: Path) -> str:
-    """Store the demonstrations of ATIF documents as a new run; return what is said about it."""
-    template = ChatTemplate(model)
+def import_demonstrations(
+    opened: Callable[[], AbstractContextManager[Pool]], name: str, paths: Sequence[Path], model: Path
+) -> str:
+    """Store the demonstrations of ATIF documents as a new run; return what is said about it.
+
+    Everything is read before the pool is opened, so documents that are refused leave neither a run nor a new pool.
+    """
     own = fingerprint(model)
-    counts = import_atif(pool, name, paths, DemonstrationMaker(template, own).made, own)
+    make = DemonstrationMaker(ChatTemplate(model), own).made
+    found = find_documents(paths, make)
+    with opened() as pool:
+        counts = store_documents(pool, name, found, make, own)
     recorded, rendered = (counts.by_origin.get(origin, 0) for origin in (RECORDED, RENDERED))
     return (
         f"{counts.documents} documents: {counts.groups} groups with {counts.rollouts} rollouts; {recorded} answers of "

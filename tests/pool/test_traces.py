@@ -20,7 +20,7 @@ from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.traces.atif_reading import ReadTrajectory
 from proxy.pool.traces.branches import PromptReading, branches
-from proxy.pool.traces.demonstrations import Demonstration, import_atif
+from proxy.pool.traces.demonstrations import Demonstration, ImportCounts, find_documents, store_documents
 from proxy.pool.traces.files import write_traces
 from proxy.pool.traces.spans import call_attributes
 from proxy.pool.training.finished_rollouts import finished_rollouts, tokenizers
@@ -57,11 +57,15 @@ def write(file: Path, sessions: list[str], task: str) -> Path:
     return file
 
 
+def import_atif(pool: Pool, name: str, paths: Sequence[Path], tokenizer: str | None) -> ImportCounts:
+    return store_documents(pool, name, find_documents(paths, numbered), numbered, tokenizer)
+
+
 def test_sessions_are_rollouts_and_tasks_are_groups(pool: Pool, tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", ["one", "two", "one"], "t")
     other = write(tmp_path / "b.jsonl", ["three"], "u")
     (tmp_path / "notes.txt").touch()
-    counts = import_atif(pool, "d", [tmp_path], numbered, "fingerprint")
+    counts = import_atif(pool, "d", [tmp_path], "fingerprint")
     assert (counts.documents, counts.groups, counts.rollouts, counts.by_origin) == (4, 2, 3, {"rendered": 8})
     one, two, three = found = list(rollouts(pool, RolloutFilter(run="d")))
     assert [(each.task, each.agent, each.reward) for each in found] == [
@@ -73,7 +77,7 @@ def test_sessions_are_rollouts_and_tasks_are_groups(pool: Pool, tmp_path: Path) 
     assert verify(pool).damages == [] and len(finished_rollouts(pool, 1)) == 3
     assert tokenizers(pool, [three.attempt or 0]) == {"fingerprint"}
     with pytest.raises(UserError, match="has a run 'd' already; choose another name"):
-        import_atif(pool, "d", [other], numbered, None)
+        import_atif(pool, "d", [other], None)
 
 
 class Numbers:

@@ -393,6 +393,34 @@ async def test_a_directory_with_files_and_a_model_of_another_tokenizer_are_refus
     assert len(errors) == len(said) and all(words in line for words, line in zip(said, errors, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("jsonl", "--endpoint"),
+        ("atif", "--endpoint"),
+        ("otel", "--output"),
+        ("parquet", "--model"),
+        ("slime", "--model"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(
+    kind: str, option: str, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = ["--endpoint", "http://127.0.0.1:1"] if kind == "otel" else ["--output", str(tmp_path / "a")]
+    assert main(["pool", "export", pool.url, "r", "--format", kind, *used, option, "b"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{option} does nothing with --format {kind}; leave it out" in line
+
+
+def test_a_refused_import_leaves_no_new_pool(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text("{")
+    (tmp_path / "right.json").write_text(json.dumps(document()))
+    for file, model in (("wrong.json", tiny_model), ("right.json", tmp_path / "none")):
+        words = [str(tmp_path / "new.db"), "d", str(tmp_path / file), "--model", str(model)]
+        assert main(["pool", "import", *words]) == 2
+    assert not list(tmp_path.glob("new.db*"))
+
+
 LOAD = """
 import json, sys
 from datasets import load_dataset

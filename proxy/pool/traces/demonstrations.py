@@ -64,16 +64,19 @@ Place = tuple[Path, int]
 Make = Callable[[ReadTrajectory], Iterable[Demonstration]]
 
 
-def import_atif(pool: Pool, name: str, paths: Sequence[Path], make: Make, tokenizer: str | None) -> ImportCounts:
-    """Store the demonstrations of ATIF documents as the new run `name`.
+@dataclass
+class FoundDocuments:
+    """Documents that were read, and none of which was refused."""
 
-    `tokenizer`: the fingerprint of the one whose ids `make` returns. Everything is read before anything is stored, so a
-    document that is refused leaves no run; it is read a second time to store it, a session at a time. UserError when
-    the pool has the run, when a document is refused, or when none demonstrates anything.
-    """
-    counts = ImportCounts()
-    _demand_new(pool, name)
-    sessions: dict[str, dict[str, dict[Place, None]]] = {}  # task -> session -> where its documents are
+    counts: ImportCounts = field(default_factory=ImportCounts)
+    sessions: dict[str, dict[str, dict[Place, None]]] = field(default_factory=dict)
+    """Task -> session -> where its documents are, in order."""
+
+
+def find_documents(paths: Sequence[Path], make: Make) -> FoundDocuments:
+    """Read ATIF documents. UserError when one is refused, or when none demonstrates anything."""
+    found = FoundDocuments()
+    counts, sessions = found.counts, found.sessions
     files = {file.resolve(): file for path in paths for file in _files(path)}  # one that is named twice counts once
     for file in files.values():
         for read in documents(file):
@@ -85,9 +88,19 @@ def import_atif(pool: Pool, name: str, paths: Sequence[Path], make: Make, tokeni
                 sessions.setdefault(read.task, {}).setdefault(read.session, {})[file, read.offset] = None
     if not sessions:
         raise UserError(f"the {counts.documents} documents have no agent's step that is not a copy; name others")
+    return found
+
+
+def store_documents(pool: Pool, name: str, found: FoundDocuments, make: Make, tokenizer: str | None) -> ImportCounts:
+    """Store the demonstrations of documents as the new run `name`; UserError when the pool has it.
+
+    `tokenizer`: the fingerprint of the one whose ids `make` returns. Documents are read again, a session at a time.
+    """
+    _demand_new(pool, name)
+    counts = found.counts
     run = open_run(pool, name, "collect", {})
     proxy_id = _recorder(pool, tokenizer)
-    for task, of_task in sessions.items():
+    for task, of_task in found.sessions.items():
         members = open_group(pool, run.id, {"id": task, "instruction": "", "domain": "imported"}, len(of_task))
         counts.groups += 1
         for member, (session, places) in zip(members, of_task.items(), strict=True):
