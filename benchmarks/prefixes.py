@@ -58,12 +58,19 @@ def trees(rollouts: list[RecordedRollout], model: Path) -> dict[str, Any]:
     }
 
 
-def recorded(pool_file: Path, run: str) -> list[RecordedRollout]:
+def recorded(pool_file: Path, run: str, members: int) -> list[RecordedRollout]:
+    """The rollouts of a group. SystemExit where fewer than `members` called the model: figures are of whole groups."""
     pool = open_pool(str(pool_file), create=False)
     try:
-        return [one for one in finished_rollouts(pool, find_run(pool, run).id) if one.completions]
+        calling = [one for one in finished_rollouts(pool, find_run(pool, run).id) if one.completions]
     finally:
         pool.close()
+    if len(calling) < members:
+        raise SystemExit(
+            f"only {len(calling)} of {members} rollouts of the run {run!r} called the model, so the group is not whole "
+            "and nothing is reported; start the benchmark again"
+        )
+    return calling
 
 
 def measure(directory: Path, agent: str, members: int) -> dict[str, Any]:
@@ -74,11 +81,12 @@ def measure(directory: Path, agent: str, members: int) -> dict[str, Any]:
     script = ["--scripted", f"{ROOT / 'tests/harness/scripts.py'}:hello"]
     where = ["--run-dir", str(directory / "scripted")]
     run_command(["harness", "run", *common, *script, *where], directory / "scripted.log")
-    done = trees(recorded(directory / "scripted" / "pool.db", "scripted"), directory / "scripted" / "model")
-    return {"agent": agent, "members": members, "trees": done, "cache": cache(directory, common)}
+    rollouts = recorded(directory / "scripted" / "pool.db", "scripted", members)
+    done = trees(rollouts, directory / "scripted" / "model")
+    return {"agent": agent, "members": members, "trees": done, "cache": cache(directory, common, members)}
 
 
-def cache(directory: Path, common: list[str]) -> dict[str, Any]:
+def cache(directory: Path, common: list[str], members: int) -> dict[str, Any]:
     """How many of a group's prompt tokens SGLang finds in its cache."""
     model, config = directory / "scripted" / "model", directory / "engine.toml"
     config.write_text(
@@ -100,7 +108,7 @@ def cache(directory: Path, common: list[str]) -> dict[str, Any]:
             gateway.stop()
     finally:
         engine.stop()
-    rollouts = recorded(directory / "real.db", "real")
+    rollouts = recorded(directory / "real.db", "real", members)
     calls = sum(len(one.completions) for one in rollouts)
     prompt, cached = replica["prompt_tokens"], replica["cached_tokens"]
     return {"calls": calls, "prompt_tokens": prompt, "cached_tokens": cached, "cached_share": cached / prompt}

@@ -19,8 +19,12 @@ from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
 from benchmarks.signal_runs.figures import batches_to
 from benchmarks.signal_runs.teachers import MARKER, cheat, stumble
+from proxy.pool.database import open_pool
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import open_run
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
+from tests.pool.make import TASK, finished_group
 from tests.postgres import binaries
 from trainer.config.batch import BatchConfig, Schedule
 
@@ -64,7 +68,26 @@ def test_a_group_of_an_agent_with_a_long_prompt_shares_most_of_it(tmp_path: Path
     figures = run("prefixes", tmp_path, timeout=590)
     assert figures["trees"]["calls"] == 6 and figures["trees"]["first_prompt_tokens"] > 10_000
     assert figures["trees"]["tokens_saved_against_calls"] > 4 > figures["trees"]["tokens_saved_against_sequences"] > 1.5
-    assert figures["cache"]["calls"] >= 2 and 0 <= figures["cache"]["cached_share"] < 1
+    assert figures["cache"]["calls"] >= 2 and 0 < figures["cache"]["cached_share"] < 1
+
+
+def test_a_group_of_which_a_member_called_no_model_is_not_reported(tmp_path: Path) -> None:
+    file = tmp_path / "pool.db"
+    pool = open_pool(str(file))
+    run_id = open_run(pool, "r", "collect", {}).id
+    finished_group(pool, run_id, [1.0])
+    [silent] = open_group(pool, run_id, TASK, 1)
+    finish_rollout(pool, silent.rollout_id, Outcome(attempt_id=None, reward=0.0))
+    pool.close()
+    # In a process of its own, as it puts the examples' folder first in its path.
+    look = "import sys; from pathlib import Path; from benchmarks.prefixes import recorded\n"
+    look += "print(len(recorded(Path(sys.argv[1]), 'r', int(sys.argv[2]))))"
+    found = [
+        subprocess.run([sys.executable, "-c", look, str(file), members], cwd=ROOT, capture_output=True, text=True)
+        for members in ("1", "2")
+    ]
+    assert [done.stdout for done in found] == ["1\n", ""] and found[1].returncode == 1
+    assert "only 1 of 2 rollouts of the run 'r' called the model" in found[1].stderr
 
 
 @pytest.mark.long
