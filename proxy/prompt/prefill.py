@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.call import Call, Constraint
-from proxy.prompt.common_prefix import common_length
+from proxy.pool.completions.common_prefix import common_length
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import THINKING, THINKING_TOO, ChatTemplate
 

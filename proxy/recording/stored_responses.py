@@ -19,6 +19,7 @@ from proxy.call import CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.response_items import Item, encoded
 from proxy.dialects.responses import stored_response, usage
 from proxy.http.limits import LIMITS, RequestLimits
+from proxy.pool.completions.common_prefix import common_length
 from proxy.pool.completions.records import CUT_FINISH_REASONS, NewResponse
 from proxy.pool.completions.responses import (
     StoredResponse,
@@ -31,7 +32,6 @@ from proxy.pool.completions.responses import (
 )
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
-from proxy.prompt.common_prefix import common_length
 
 log = logging.getLogger(__name__)
 KEPT = 4

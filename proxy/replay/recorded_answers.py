@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.pool.completions.common_prefix import common_length
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion
 from proxy.pool.completions.store import labelled, of_attempts, paths
 from proxy.pool.database import Pool
@@ -103,14 +104,14 @@ class RecordedAnswers:
         prompts = {item.id: tokens[item.id][: item.prompt_length] for item in self.all}
         asked = self._text(ids) if self._ignored else ids
         known = {id: self._text(prompt) if self._ignored else prompt for id, prompt in prompts.items()}
-        common = {id: _common_length(asked, prompt) for id, prompt in known.items()}
+        common = {id: common_length(asked, prompt) for id, prompt in known.items()}
         nearest = max(common, key=lambda id: (common[id], id not in played, -id))
         return self._difference(number, turn, nearest, prompts[nearest])
 
     def _difference(self, number: int, turn: Turn, nearest: int, prompt: "array[int]") -> ReplayDifference:
-        same = _common_length(prompt, turn.prompt.ids)
+        same = common_length(prompt, turn.prompt.ids)
         expected, got = (self._text(ids) for ids in (prompt, turn.prompt.ids))
-        position = _common_length(expected, got)
+        position = common_length(expected, got)
         if self._comparable(prompt) == self._comparable(turn.prompt.ids):
             where, times = "in how often it came", len(self.to(prompt))
             expected, got = (f"{count} times" for count in (times, times + 1))
@@ -137,18 +138,6 @@ class RecordedAnswers:
         for pattern in self._ignored:
             text = pattern.sub("...", text)
         return text
-
-
-def _common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many leading items are the same. A binary search, since comparing slices is fast."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _place(messages: Sequence[dict[str, Any]], text: str, position: int) -> str:

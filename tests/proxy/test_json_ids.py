@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.prompt.common_prefix import BLOCK, common_length
+from proxy.pool.completions.common_prefix import BLOCK, common_length
 from proxy.prompt.json_ids import KEPT, IdListCache
 
 IDS = st.lists(st.integers(0, 300_000), max_size=6)

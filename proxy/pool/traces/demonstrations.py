@@ -14,6 +14,7 @@ from zlib import crc32
 import msgspec
 from sqlalchemy import select
 
+from proxy.pool.completions.common_prefix import common_length
 from proxy.pool.completions.records import GivenSpan, NewCompletion, int_bytes
 from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row, retried
@@ -149,7 +150,7 @@ def _add(
     proxy_id: int,
 ) -> "tuple[int, array[int]]":
     """Store a completion, without what its prompt shares with the path `before`; return its id and path."""
-    shared = 0 if before is None else _shared(before[1], item.prompt)
+    shared = 0 if before is None else common_length(before[1], item.prompt)
     path = item.prompt + item.answer
     started_at, finished_at, missing = row_times(item.started_at, item.seconds)
     new = NewCompletion(
@@ -173,15 +174,6 @@ def _add(
     with pool.write() as connection:
         id = insert_row(connection, completions, to_row(new) | place)
     return id, path
-
-
-def _shared(path: "array[int]", prompt: "array[int]") -> int:
-    """Return how many leading ids are equal."""
-    low, high = 0, min(len(path), len(prompt))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if path[low:middle] == prompt[low:middle] else (low, middle - 1)
-    return low
 
 
 @retried

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from proxy.pool.completions.common_prefix import common_length
 from proxy.pool.completions.records import Completion, HistoryDigest, NewCompletion
 from proxy.pool.completions.routed_experts import known_after
-from proxy.prompt.common_prefix import common_length
 from proxy.prompt.continuation.placeholders import MaskedTurn
 
 
