@@ -44,9 +44,10 @@ class Drafter:
         self.head = MTPHead(model).to(device)
         load_head(self.head, model, source, self.layout)
         self.ddp = wrap(self.head, config.parallel)
-        options = msgspec.structs.replace(config.optimizer, lr=config.mtp.lr or config.optimizer.lr)
+        rate = config.optimizer.lr if config.mtp.lr is None else config.mtp.lr
+        self.trained, self.lr_ratio = rate > 0, rate / config.optimizer.lr
+        options = msgspec.structs.replace(config.optimizer, lr=rate or config.optimizer.lr)
         self.optimizer = build_optimizer(self.ddp, options, config.parallel)
-        self.lr_ratio = options.lr / config.optimizer.lr
         self.shards = TensorParallelVocabulary()
         self.hidden: Tensor | None = None
         # Megatron hands the last hidden states to the LM head only, so a hook is the way to get them.
@@ -69,9 +70,9 @@ class Drafter:
         """Add this micro-batch's gradient to the head's. `packed`: it, as the policy has just computed it."""
         assert self.hidden is not None
         hidden, self.hidden = self.hidden, None
-        with torch.set_grad_enabled(self.options.train):
+        with torch.set_grad_enabled(self.trained):
             loss = self.loss(rows, packed, hidden)
-        if self.options.train:
+        if self.trained:
             loss.backward()
 
     def loss(self, rows: Sequence[TrainingRow], packed: MicroBatch, hidden: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class Drafter:
 
     def gradient_norm(self) -> float:
         """Sum the head's gradient over all ranks and return its norm; 0 where the head is not trained. Collective."""
-        if not self.options.train:
+        if not self.trained:
             return 0.0
         sum_gradients(self.ddp)
         return gradient_norm(self.optimizer)
@@ -118,7 +119,7 @@ class Drafter:
 
         `learning_rate`: the policy's, which is scaled by mtp.lr / optimizer.lr. `norm`: of the gradient, finite.
         """
-        if self.options.train:
+        if self.trained:
             set_learning_rate(self.optimizer, learning_rate * self.lr_ratio)
             self.optimizer.step()
         means = sum_over_data_ranks(self.sums) / self.counts.clamp(min=1)

@@ -7,13 +7,14 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Console
 
 from harness.agents import INSTALLED
 from harness.agents.mix import Scaffold, check_servers
@@ -38,7 +39,7 @@ from harness.setup.sandbox_choice import backend_for, choose, listening, runtime
 from harness.setup.stack import ProxyOptions, RunningProxy, service
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix
-from harness.tasks.sources import load_sources
+from harness.tasks.sources import LoadedTasks, load_sources
 from harness.tasks.stored import digest_of_tasks
 from harness.verdict.judge import Judge
 from harness.verdict.shared import shared_warning
@@ -174,8 +175,7 @@ def run(verb: str, settings: Settings) -> int:
     check_servers(scaffolds, mix.tasks, evaluated.mix.tasks if evaluated else ())
     directory = RunDir(settings.where(verb))
     console = make_console()
-    for reason in (*loaded.refused, *(evaluated.refused if evaluated else ())):
-        console.print(f"left out: {reason}", highlight=False)
+    _say_left_out(console, loaded, evaluated)
     with directory.locked():
         hosts = placement.docker_hosts(settings)
         addresses = [host.address for host in hosts]
@@ -196,37 +196,37 @@ def run(verb: str, settings: Settings) -> int:
             placement.reaped(addresses, console),
             listening(choice, settings) as listeners,
             service(_proxy_options(settings, listeners), directory) as proxy,
+            closing(open_pool(proxy.pool)) as pool,
         ):
             backend = backend_for(choice, settings, proxy, identity["name"])
-            pool = open_pool(proxy.pool)
             anchors = _anchors(settings, mix, pool, identity["name"])
             stored_run = open_run(pool, identity["name"], identity["purpose"], config)
-            plan = _plan(settings, mix, scaffolds, anchors)
-            try:
-                with owned(pool, stored_run) as claim:
-                    maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
-                    sandboxes, logs = maker(), directory.logs
-                    context = make_context(
-                        proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs, run_id=stored_run.id
-                    )
-                    scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
-                    context = replace(context, judge=judge, scorer=scorer, integrity=_integrity(settings, context.pool))
-                    rules = RuleMetrics()
-                    metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path, rules)
-                    with placement.placed(settings, context, maker) as placed:
-                        directory.begin(config | identity, verb, settings)
-                        directory.write_whereabouts(
-                            Whereabouts(pool=proxy.pool, name=stored_run.name, expected=plan.expected())
-                        )
-                        board = Board(console, plan.expected(), run_summary(pool, stored_run.id), rules)
-                        slots = asyncio.Semaphore(plan.concurrency)
-                        loop, evaluator = RunLoop(placed, stored_run.id, plan, board, slots), None
-                        if evaluated:
-                            what = evaluation_plan(settings, evaluated.mix, scaffolds)
-                            evaluator = Evaluator(placed, stored_run, what, proxy=proxy, board=board, slots=slots)
-                        return _work(RunWork(loop, evaluator, board), placed, claim, directory, metrics)
-            finally:
-                pool.close()
+            plan, rules = _plan(settings, mix, scaffolds, anchors), RuleMetrics()
+            with owned(pool, stored_run) as claim:
+                maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
+                sandboxes, logs = maker(), directory.logs
+                context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs, run_id=stored_run.id)
+                scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
+                context = replace(context, judge=judge, scorer=scorer, integrity=_integrity(settings, context.pool))
+                metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path, rules)
+                with placement.placed(settings, context, maker) as placed:
+                    directory.begin(config | identity, verb, settings)
+                    expected = plan.expected()
+                    directory.write_whereabouts(Whereabouts(pool=proxy.pool, name=stored_run.name, expected=expected))
+                    board = Board(console, expected, run_summary(pool, stored_run.id), rules)
+                    slots = asyncio.Semaphore(plan.concurrency)
+                    loop, evaluator = RunLoop(placed, stored_run.id, plan, board, slots), None
+                    if evaluated:
+                        what = evaluation_plan(settings, evaluated.mix, scaffolds)
+                        evaluator = Evaluator(placed, stored_run, what, proxy=proxy, board=board, slots=slots)
+                    return _work(RunWork(loop, evaluator, board), placed, claim, directory, metrics)
+
+
+def _say_left_out(console: Console, *sources: LoadedTasks | None) -> None:
+    """Say which tasks are not taken, and why."""
+    for loaded in sources:
+        for reason in loaded.refused if loaded else ():
+            console.print(f"left out: {reason}", highlight=False)
 
 
 def _judge(settings: Settings, tasks: Sequence[Task]) -> Judge | None:

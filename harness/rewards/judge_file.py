@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from proxy.pool.errors import UserError
-from proxy.pool.input_files import read_text
 from proxy.pool.settings_file import Count, FilePath, Share, checked, demand, read_table, with_absolute_paths
 
 MAX_RUBRIC = 20_000
@@ -43,8 +42,6 @@ class JudgeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     judges: Annotated[tuple[JudgeModel, ...], msgspec.Meta(min_length=1)]
     rubric: str = ""
     """What makes a rollout good."""
-    rubric_file: FilePath = ""
-    """File with the rubric, in place of it."""
     agreement: Literal["mean", "majority"] = "mean"
     """mean: of all judges' scores. majority: 1 where more than half of the judges score at least 0.5, 0 where more than
     half score less."""
@@ -60,17 +57,16 @@ def load_judge_file(path: Path, otherwise: str = "") -> JudgeFile:
     """Read a judge file, with its rubric; UserError names what is wrong. `otherwise`: the rubric of a file without."""
     table = read_table(path)
     file = checked(with_absolute_paths(table, JudgeFile, path.parent), JudgeFile, str(path))
-    rubric = file.rubric if file.rubric.strip() or file.rubric_file else otherwise
-    if bool(rubric.strip()) == bool(file.rubric_file):
-        raise UserError(f"{path}: a judge file has either rubric or rubric_file; give one of them")
-    rubric = read_text(Path(file.rubric_file), 4 * MAX_RUBRIC) if file.rubric_file else rubric
+    rubric = file.rubric if file.rubric.strip() else otherwise
+    if not rubric.strip():
+        raise UserError(f"{path}: the rubric is empty; say in `rubric` what makes a rollout good")
     if len(rubric) > MAX_RUBRIC:
         raise UserError(f"{path}: the rubric has {len(rubric)} characters, and {MAX_RUBRIC} are read; shorten it")
     models = tuple(
         msgspec.structs.replace(each, key_file=each.key_file and str((path.parent / each.key_file).absolute()))
         for each in file.judges
     )
-    return msgspec.structs.replace(file, rubric=rubric, rubric_file="", judges=models)
+    return msgspec.structs.replace(file, rubric=rubric, judges=models)
 
 
 def key_of(model: JudgeModel) -> str:

@@ -51,9 +51,9 @@ class UntrainedReason(StrEnum):
     REPLAY_DIFFERED = "replay_differed", "it left the recorded attempt with which it begins before it should"
     NO_REWARD = "no_reward", "the rollout has no reward, without a failure"
     NO_VERSION = "no_version", "no known version of this run sampled the rollout, so its staleness is unknown"
-    TRUNCATED = "truncated", "the last turn was cut at its limit, or for repeating itself (credit.mask_truncated)"
-    BUDGET = "budget", "the agent used up its time or tokens (credit.mask_budget)"
-    TURNS = "turns", "the agent used up its turns (credit.mask_turns)"
+    TRUNCATED = "truncated", "the last turn was cut at its limit, or for repeating itself (credit.mask)"
+    BUDGET = "budget", "the agent used up its time or tokens (credit.mask)"
+    TURNS = "turns", "the agent used up its turns (credit.mask)"
     FUNCTION = "function", "batch.function dropped the rollout or failed on it; detail: the function, and how it failed"
     MONITOR = "monitor", "a rule of the monitor masks the rollout; detail: the rule"
     HACKED = "hacked", 'it cheated (integrity = "mask"); detail: the detectors that say so'

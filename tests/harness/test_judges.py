@@ -100,9 +100,8 @@ async def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     pool, made = open_pool(str(tmp_path / "pool.db")), []
 
     def make(*urls: str, **more: Any) -> TrajectoryJudges:
-        (tmp_path / "rubric.md").write_text(RUBRIC)
         (tmp_path / "key").write_text("secret\n")
-        lines = ['rubric_file = "rubric.md"', *(f"{name} = {json.dumps(value)}" for name, value in more.items())]
+        lines = [f"rubric = {json.dumps(RUBRIC)}", *(f"{name} = {json.dumps(value)}" for name, value in more.items())]
         for number, url in enumerate(urls):
             lines += ["[[judges]]", f'model = "judge-{number}"', f'url = "{url}"', 'key_file = "key"']
             lines += ['answers = "classify"'] if url.endswith("/classes/v1") else []
@@ -177,11 +176,10 @@ async def test_a_reward_model_says_a_number(judges: Judges) -> None:
     ("text", "sentence"),
     [
         ('rubric = "r"', "missing key"),
-        ('[[judges]]\nmodel = "m"', "has either rubric or rubric_file"),
+        ('[[judges]]\nmodel = "m"', "the rubric is empty"),
         ('rubric = "r"\n[[judges]]\nmodel = "m"\nanswers = "classify"', "needs its endpoint"),
         ('rubric = "r"\n[[judges]]\nmodel = "m"\nurl = "localhost"', "is no http URL"),
         ('rubric = "r"\nquorum = 2\n[[judges]]\nmodel = "m"', "unknown key"),
-        ('rubric_file = "gone.md"\n[[judges]]\nmodel = "m"', "gone.md"),
     ],
 )
 def test_a_judge_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

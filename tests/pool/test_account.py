@@ -132,7 +132,7 @@ class Play:
         step = self.version.step + 1
         leased = lease(self.pool, self.run_id, step, RULE)
         if leased is not None and self.random.random() < 0.8:
-            options = StepOptions(step=step, max_staleness=0, credit=Credit(mask_truncated=True))
+            options = StepOptions(step=step, max_staleness=0, credit=Credit(mask=("truncated",)))
             batch = assemble(leased.groups, options)
             for fate in batch.fates:
                 self.fates |= {id: (step, tokens) for id, tokens in fate.completions.items()}

@@ -159,7 +159,7 @@ def test_what_was_replayed_costs_and_earns_nothing() -> None:
     cut = replayed(member(2, 1.0), 3)
     ended = replace(cut.completions[2], finish_reason="length")
     whole = replace(cut, completions=[*cut.completions[:2], ended])  # it ended without a turn of its own
-    batch = assemble([group([whole, replayed(member(1, 0.0), 1)])], StepOptions(credit=Credit(mask_truncated=True)))
+    batch = assemble([group([whole, replayed(member(1, 0.0), 1)])], StepOptions(credit=Credit(mask=("truncated",))))
     assert batch.tokens == 4 and not batch.masked
 
 
@@ -372,7 +372,7 @@ def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count(fi
     cut[-1] = replace(cut[-1], finish_reason=finish)
     members = [member(0, 1.0), member(1, 0.0, staleness=3), member(2, 0.0, completions=cut), member(3, 0.0)]
     whole = by_turn(assemble([group(members)], StepOptions()))
-    batch = assemble([group(members)], StepOptions(max_staleness=2, credit=Credit(mask_truncated=True)))
+    batch = assemble([group(members)], StepOptions(max_staleness=2, credit=Credit(mask=("truncated",))))
     assert by_turn(batch) == [whole[0], [0.0] * 3, [0.0] * 3, whole[3]]
     assert batch.tokens == 24 and to_metrics(batch.masked) == {"stale": 6, "truncated": 6}
     # no other term of the loss (KL, a penalty) teaches there either, and the denominator is that of all of them
@@ -381,9 +381,9 @@ def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count(fi
     members[0] = replace(members[0], failure="agent_turns")
     for credit, masked in (
         (Credit(), {}),
-        (Credit(mask_budget=True), {"budget": 6, "turns": 6}),
-        (Credit(mask_budget=True, mask_turns=False), {"budget": 6}),
-        (Credit(mask_turns=True), {"turns": 6}),
+        (Credit(mask=("budget", "turns")), {"budget": 6, "turns": 6}),
+        (Credit(mask=("budget",)), {"budget": 6}),
+        (Credit(mask=("turns",)), {"turns": 6}),
     ):
         batch = assemble([group(members)], StepOptions(credit=credit))
         pairs = (("turns", whole[0]), ("budget", whole[3]))

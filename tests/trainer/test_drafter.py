@@ -138,7 +138,7 @@ def test_gradients_reach_the_head_alone_and_all_of_it(ranks: Ranks, tmp_path: Pa
 
 def test_a_head_follows_and_a_frozen_one_stays_as_it_is(ranks: Ranks, tmp_path: Path) -> None:
     still = {"optimizer": {"lr": 1e-9}}  # of the policy
-    trained, frozen = policy_of(tmp_path, ranks, still, lr=1e-2), policy_of(tmp_path, ranks, still, train=False)
+    trained, frozen = policy_of(tmp_path, ranks, still, lr=1e-2), policy_of(tmp_path, ranks, still, lr=0)
     before = weights(drafter_of(frozen).head)
     reached = [drafts_of(update(trained, rate=1e-9)) for _ in range(25)]
     stayed = drafts_of(update(frozen, rate=1e-9))

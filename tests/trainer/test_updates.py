@@ -190,7 +190,7 @@ def test_kl_is_against_the_policy_of_some_steps_ago_or_a_named_model(ranks: Rank
 @pytest.mark.long
 def test_a_step_masks_the_rollouts_whose_agents_used_up_their_budget(ranks: Ranks, tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    config = make_config(tmp_path, steps=1, report=CALM, credit={"mask_budget": True})
+    config = make_config(tmp_path, steps=1, report=CALM, credit={"mask": ["budget"]})
     pool = open_pool(config.pool)
     fill(pool, runs.open_run(pool, config.run, "train", None).id, 2)
     with pool.write() as connection:

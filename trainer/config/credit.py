@@ -13,6 +13,10 @@ from proxy.pool.settings_file import Count, NotNegative, Weight, demand
 from proxy.pool.untrained import UntrainedReason
 
 
+Mask = Literal["truncated", "budget", "turns"]
+"""Reasons of proxy/pool/untrained.py for which a rollout keeps the baseline and is not trained."""
+
+
 class ProcessRewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The section [credit.process]: what a turn costs for its events (docs/behaviour.md) and its length. 0: nothing."""
 
@@ -72,15 +76,11 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Sampled tokens from which a successful rollout's reward is reduced by 1 (DAPO). Default: never."""
     overlong_margin: NotNegative = 0
     """Tokens below the limit over which this reduction grows from 0 to 1."""
-    mask_truncated: bool = False
-    """Leave rollouts whose last turn was cut, at a token limit or for repeating itself, out of the loss; they stay in
-    the baseline."""
-    mask_budget: bool = False
-    """Leave rollouts whose agent used up its time or tokens (agent_budget) out of the loss; they stay in the baseline.
-    The policy cannot see such a limit unless its prompt says it."""
-    mask_turns: bool | None = None
-    """The same for rollouts whose agent used up its turns (agent_turns), as ROLL does with those at the maximum.
-    Default: as `mask_budget`."""
+    mask: tuple[Mask, ...] = ()
+    """Rollouts to leave out of the loss; they stay in the baseline. truncated: the last turn was cut, at a token limit or
+    for repeating itself. budget: the agent used up its time or tokens (agent_budget), a limit that the policy cannot
+    see unless its prompt says it. turns: the agent used up its turns (agent_turns), as ROLL masks those at the maximum.
+    """
     shuffle_rewards: bool = False
     """Shuffle the rewards within each group before training: a control run that must not learn."""
 
@@ -129,9 +129,8 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def masked_failures(self) -> dict[str, UntrainedReason]:
         """The failures whose rollouts are left out of the loss, with the reason under which they are counted."""
-        turns = self.mask_budget if self.mask_turns is None else self.mask_turns
-        masked = {"agent_budget": UntrainedReason.BUDGET} if self.mask_budget else {}
-        return masked | ({"agent_turns": UntrainedReason.TURNS} if turns else {})
+        reasons = {"agent_budget": UntrainedReason.BUDGET, "agent_turns": UntrainedReason.TURNS}
+        return {failure: reason for failure, reason in reasons.items() if reason in self.mask}
 
     @property
     def absolute(self) -> bool:

@@ -5,7 +5,7 @@ Left out: how many tokens the engine drafts, which its command line says.
 
 import msgspec
 
-from proxy.pool.settings_file import NotNegative, Positive
+from proxy.pool.settings_file import NotNegative, Weight
 
 
 class Mtp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,7 +18,6 @@ class Mtp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     drafts: NotNegative = 0
     """Tokens after the next one that the head learns to draft, by applying its one layer repeatedly: the engine's
     --speculative-num-steps. 0: the head is not trained; a head in `model` is exported unchanged."""
-    train: bool = True
-    """False: leave the head unchanged and only measure its acceptance."""
-    lr: Positive | None = None
-    """Learning rate of the head's own optimizer, which warms up and decays as the policy's. Default: optimizer.lr."""
+    lr: Weight | None = None
+    """Learning rate of the head's own optimizer, which warms up and decays as the policy's. 0: leave the head unchanged
+    and only measure its acceptance. Default: optimizer.lr."""

@@ -221,7 +221,7 @@ def _why_masked(member: LeasedRollout, options: StepOptions) -> Untrained | None
     if member.failure in (masked_failures := options.credit.masked_failures):
         return Untrained(masked_failures[member.failure])
     turns = assign.turns_of(member, options.labels)
-    truncated = options.credit.mask_truncated and turns and turns[-1].finish_reason in CUT_FINISH_REASONS
+    truncated = "truncated" in options.credit.mask and turns and turns[-1].finish_reason in CUT_FINISH_REASONS
     return Untrained(UntrainedReason.TRUNCATED) if truncated else None
 
 
