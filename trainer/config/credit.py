@@ -12,7 +12,6 @@ from proxy.pool.behaviour.process import ProcessRule
 from proxy.pool.settings_file import Count, NotNegative, Weight, demand
 from proxy.pool.untrained import UntrainedReason
 
-
 Mask = Literal["truncated", "budget", "turns"]
 """Reasons of proxy/pool/untrained.py for which a rollout keeps the baseline and is not trained."""
 
@@ -77,8 +76,8 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overlong_margin: NotNegative = 0
     """Tokens below the limit over which this reduction grows from 0 to 1."""
     mask: tuple[Mask, ...] = ()
-    """Rollouts to leave out of the loss; they stay in the baseline. truncated: the last turn was cut, at a token limit or
-    for repeating itself. budget: the agent used up its time or tokens (agent_budget), a limit that the policy cannot
+    """Rollouts to leave out of the loss; they stay in the baseline. truncated: the last turn was cut, at a token limit
+    or for repeating itself. budget: the agent used up its time or tokens (agent_budget), a limit that the policy cannot
     see unless its prompt says it. turns: the agent used up its turns (agent_turns), as ROLL masks those at the maximum.
     """
     shuffle_rewards: bool = False
