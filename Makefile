@@ -19,7 +19,7 @@ demo-control: install  ## the same with rewards shuffled within each group: must
 	$(BIN)/python examples/demo/run.py runs/demo-control --seed $(SEED) --control
 
 demo-scaffolds: install  ## two agents are trained, two others evaluated: 25 minutes on two quiet cores
-	$(BIN)/harness agents install mini-swe-agent aider native
+	$(BIN)/harness agents install smolagents mini-swe-agent aider native
 	$(BIN)/python examples/scaffolds/learn.py runs/scaffolds --seed $(SEED)
 
 everything: install  ## every part in one small run, which ends with a figure for each: needs Docker and PostgreSQL
@@ -75,7 +75,7 @@ agents: install  ## the unmodified agent CLIs that tests and examples drive
 	$(BIN)/harness agents install mini-swe-agent opencode codex qwen-code native
 
 all-agents: agents
-	$(BIN)/harness agents install claude-code gemini-cli aider cline kilo
+	$(BIN)/harness agents install claude-code gemini-cli aider cline kilo claude-agent-sdk deepagents openai-agents pydantic-ai smolagents
 
 sdks: install  ## the SDKs, and the browser's driver, that tests run in an environment of their own
 	$(BIN)/python -m tests.proxy.sdks.environments google_genai playwright

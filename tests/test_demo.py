@@ -98,7 +98,7 @@ def test_the_trained_tasks_that_are_evaluated_come_first_in_the_run(
 @pytest.mark.timeout(2400)
 def test_the_shortened_demo_of_several_agents_reaches_its_matrix(tmp_path: Path) -> None:
     need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
-    for agent in ("mini-swe-agent", "aider", "native"):
+    for agent in ("smolagents", "mini-swe-agent", "aider", "native"):
         need_agent(agent)
     sizes = "--lessons 8 --steps 2 --heldout 1 --known 1 --sft-steps 4 --eval-every 1".split()
     command = [sys.executable, "examples/scaffolds/learn.py", str(tmp_path / "scaffolds"), *sizes]

@@ -12,7 +12,6 @@ learn that takes most of a warm start. Left out: what takes more than 25 minutes
 import argparse
 import json
 import os
-import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ from proxy.pool.inspect.evaluated import as_json, matrix, points  # noqa: E402
 from proxy.pool.rollouts.runs import find_run  # noqa: E402
 from proxy.pool.training.evaluations import evaluations  # noqa: E402
 from proxy.pool.training.steps import metrics  # noqa: E402
-from tests.proxy.sdks import environments  # noqa: E402
 
 MARK = ".blackforge-scaffolds"
 """File that tells a directory of this example from any other."""
@@ -76,9 +74,7 @@ class ScaffoldsRun(Demo):
         settings = Settings(seed=seed, steps=sizes.steps, groups=sizes.groups, group_size=sizes.group_size)
         super().__init__(directory, settings, console)
         self.sizes = sizes
-        smol = shlex.join([str(environments.make("smolagents")), str(HERE / "smol_agent.py")])
-        self.agents = {"smolagents": f'agent = "command"\ncommand = {json.dumps(smol)}'}
-        self.agents |= {name: f'agent = "{name}"' for name in ("mini-swe-agent", "aider")}
+        self.agents = {name: f'agent = "{name}"' for name in ("smolagents", "mini-swe-agent", "aider")}
         self.agents["native"] = 'agent = "native-none"'
 
     def prepare(self) -> Path:

@@ -13,6 +13,7 @@ from harness.agents.cli.opencode import CLIENTS, Opencode
 from harness.agents.cli.qwen_code import QwenCode
 from harness.agents.command import CommandAgent
 from harness.agents.native_agent import CONTEXT_POLICIES, Native
+from harness.agents.sdk.adapter import SDK_AGENTS
 from proxy.pool.errors import UserError
 
 _ADAPTERS: tuple[FromRegistry, ...] = (
@@ -25,6 +26,7 @@ _ADAPTERS: tuple[FromRegistry, ...] = (
     Aider(),
     Cline(),
     Kilo(),
+    *SDK_AGENTS,
     *(Native(policy) for policy in CONTEXT_POLICIES),
 )
 INSTALLED = {adapter.name: adapter for adapter in _ADAPTERS}

@@ -39,6 +39,8 @@ TELL = "the-word-is"
 """What the tool of an MCP server is asked, and begins its answer with."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """How mini-swe-agent ends."""
+FINAL = "final_answer"
+"""How smolagents ends."""
 FILE_LISTING = "*file listing*"
 """What aider's instructions call the text that holds a whole file."""
 WHOLE_FILE = "hello.txt\n```\nhello\n```\n"
@@ -87,6 +89,8 @@ class Asked:
 
     def end(self, words: str) -> str:
         """The last turn."""
+        if FINAL in self.tools:
+            return call(FINAL, answer=words)
         return self.run(SUBMIT) if SUBMIT in self.text else words
 
 
@@ -102,7 +106,18 @@ def hello(prompt_text: str, prompt_ids: Sequence[int]) -> str | ScriptedReply:
         return aside(asked)
     scene = SUMMARY if SUMMARY in asked.text else next((words for words in SCENES if words in asked.users), HELLO)
     turns = SCENES[scene](asked)
-    return turns[min(asked.turns_since(scene), len(turns) - 1)]
+    return rest(prompt_text, turns[min(asked.turns_since(scene), len(turns) - 1)])
+
+
+def rest(prompt: str, turn: str) -> str:
+    """What remains of a turn whose call the proxy has begun, as the client requires one."""
+    begun = prompt.rpartition("<|im_start|>assistant\n")[2]
+    if not begun:
+        return turn
+    called = turn[max(turn.find("<tool_call>"), 0) :]
+    if begun.endswith("<think>"):
+        return f"\n\n</think>\n\n{called}"
+    return called[next((size for size in range(len(called), 0, -1) if begun.endswith(called[:size])), 0) :]
 
 
 def aside(asked: Asked) -> str | ScriptedReply:

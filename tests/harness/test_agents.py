@@ -16,6 +16,7 @@ from harness.agents.base import Endpoint
 from harness.agents.bundles.install import bundle_at
 from harness.agents.mcp_forms import file_text
 from harness.agents.mix import Scaffold, check_servers
+from harness.agents.sdk.adapter import SDK_AGENTS
 from harness.cli import main
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
@@ -76,6 +77,11 @@ OPENCODE_TOO_LONG = (TITLE, work("bash"), *OPENCODE_LONG[2:])
 OPENCODES = [name for name in INSTALLED if name.startswith("opencode")]
 NATIVES = [name for name in INSTALLED if name.startswith("native")]
 SPAWN, WAIT = scripts.CODEXS_HELPER, scripts.CODEXS_WAIT
+REWORDED = (
+    Conversation("main", ("shell, shell",), after="shell"),
+    Conversation("main", (scripts.FINAL,), after="shell, shell"),
+)
+"""smolagents words its turns anew, so each of its calls begins with other tokens."""
 LIVE = [
     case("mini-swe-agent", scripts.CHECKED, checked("bash", last="bash")),
     *(case(name, scripts.CHECKED, TITLE, checked("bash")) for name in OPENCODES),
@@ -87,6 +93,11 @@ LIVE = [
     case("aider", scripts.CHECKED, work(EDIT), TITLE),  # what it gets as a title is its commit message
     case("cline", scripts.CHECKED, checked("run_commands")),
     case("kilo", scripts.CHECKED, checked("bash")),
+    case("claude-agent-sdk", scripts.CHECKED, checked("Bash")),
+    case("deepagents", scripts.CHECKED, checked("execute")),
+    case("openai-agents", scripts.CHECKED, checked("shell")),
+    case("pydantic-ai", scripts.CHECKED, checked("shell")),
+    case("smolagents", scripts.CHECKED, work("shell"), *REWORDED),
     *(case(name, scripts.SHARED, *OPENCODE_SHARED, long=True) for name in OPENCODES),
     case(
         "codex",
@@ -184,6 +195,7 @@ def test_an_instruction_that_looks_like_an_option_stays_an_argument(name: str) -
 
 
 COMMON = {"claude-code": '--mcp-config "$MCP_FILE"', "native": '--mcp "$MCP_FILE"'}
+COMMON |= dict.fromkeys((agent.name for agent in SDK_AGENTS), COMMON["native"])
 """Agents that read the file which MCP_FILE names, and how they are told."""
 
 

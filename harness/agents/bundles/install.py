@@ -114,8 +114,11 @@ def bundle_at(root: str, name: str) -> Bundle:
     return Bundle(f"{root}/{name}", str(Path(sys.executable).resolve()), shutil.which("node") or "node")
 
 
-def pip_install(package: Package, requirements: Sequence[str], main: str, beside: Sequence[Path] = ()) -> None:
-    """Install Python packages. `main` is the text of the module that starts the agent, `beside` what it imports."""
+def pip_install(package: Package, requirements: Sequence[str], main: str, beside: Path | None = None) -> None:
+    """Install Python packages.
+
+    `main` is the text of the module that starts the agent, `beside` the directory of a package of ours that it imports.
+    """
 
     def fill(directory: Path) -> None:
         packages = directory / PACKAGES
@@ -123,8 +126,8 @@ def pip_install(package: Package, requirements: Sequence[str], main: str, beside
         run([*pip, "--target", str(packages), *requirements], package.name)
         shutil.rmtree(packages / "bin", ignore_errors=True)  # scripts that name this machine's interpreter
         (packages / "__main__.py").write_text(main)
-        for file in beside:
-            shutil.copy(file, packages)
+        if beside is not None:
+            shutil.copytree(beside, packages / beside.name, ignore=shutil.ignore_patterns("__pycache__"))
         compile_python(packages)
 
     package.install(fill)

@@ -1,0 +1,58 @@
+"""The adapter of all SDKs: it installs the SDK with the programs beside it, and starts that SDK's program."""
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
+from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, pip_install
+from harness.agents.cli import claude_code
+from harness.tasks.schema import McpServer
+
+PROGRAMS = Path(__file__).with_name("programs")
+MAIN = "from programs.{module} import main\n\nmain()\n"
+QUIET = {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1", "PYDANTIC_DISABLE_PLUGINS": "true"}
+"""No SDK asks a service of its own."""
+
+
+class SdkAgent(FromRegistry):
+    """One SDK's agent."""
+
+    mcp = STDIO_AND_HTTP
+
+    def __init__(self, name: str, version: str, *requirements: str):
+        """`requirements`: the SDK at this version first, then what it needs beside."""
+        self.name, self._requirements = name, requirements
+        self._module = name.replace("-", "_")
+        digest = hashlib.sha256(repr(requirements).encode())
+        for file in ("common", self._module):
+            digest.update((PROGRAMS / f"{file}.py").read_bytes())
+        # a bundle with another program or other packages is not taken for this one
+        self.package = Package(name, f"{version}+{digest.hexdigest()[:8]}", PACKAGES, "python")
+
+    def install(self) -> None:
+        pip_install(self.package, self._requirements, MAIN.format(module=self._module), beside=PROGRAMS)
+
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
+        binary = shlex.join(self.package.command(bundle))
+        options = f"--context {endpoint.context_length}" + (' --mcp "$MCP_FILE"' if servers else "")
+        return Launch(command=f'exec {binary} {options} -- "$INSTRUCTION"', env=QUIET)
+
+
+class ClaudeAgentSdk(SdkAgent):
+    """The one that speaks Anthropic's dialect."""
+
+    def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
+        launch = super().launch(endpoint, bundle, servers)
+        command = f'export ANTHROPIC_API_KEY="$OPENAI_API_KEY"; {launch.command}'
+        return Launch(command=command, env=claude_code.environment(endpoint))
+
+
+SDK_AGENTS = (
+    ClaudeAgentSdk("claude-agent-sdk", "0.2.189", "claude-agent-sdk==0.2.189"),
+    SdkAgent("deepagents", "0.7.32", "deepagents==0.7.32", "langchain-openai==1.7.4", "langchain-mcp-adapters==0.3.2"),
+    SdkAgent("openai-agents", "0.24.0", "openai-agents==0.24.0"),
+    SdkAgent("pydantic-ai", "2.68.0", "pydantic-ai-slim[openai,mcp]==2.68.0"),
+    SdkAgent("smolagents", "1.26.0", "smolagents[openai,mcp]==1.26.0", "mcp==1.30.0"),
+)
