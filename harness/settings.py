@@ -14,9 +14,10 @@ from harness.agents import agent_named
 from harness.agents.mix import Scaffold, check
 from harness.agents.one_call import AGENT
 from harness.anchors import Way
-from harness.environment.augment import Kind
+from harness.environment.augment import KINDS, Kind
 from harness.integrity.watch import Action
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.prompt_variations import PROMPT_KINDS, PromptKind
 from proxy.pool.settings_file import (
     Count,
     FilePath,
@@ -33,6 +34,8 @@ from proxy.pool.settings_file import (
 )
 
 SandboxKind = Literal["auto", "docker", "bubblewrap", "process"]
+AnyKind = Literal[Kind, PromptKind]
+ALL_KINDS: tuple[AnyKind, ...] = (*KINDS, *PROMPT_KINDS)
 SANDBOXES = get_args(SandboxKind)
 WAYS = get_args(Way)
 ACTIONS = get_args(Action)
@@ -102,8 +105,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Model directory for the run's own proxy. Default: a tiny model with random weights."""
     scripted: FilePath | None = None
     """FILE.py:NAME of a scripted engine, used instead of the real one."""
-    augment: tuple[Kind, ...] = ()
-    """Kinds of environment variations, for tasks that declare none (docs/tasks.md, "Augmentation")."""
+    augment: tuple[AnyKind, ...] = ()
+    """Kinds of variations: of the environment, for tasks that declare none, and of what the model is shown
+    (docs/augmentation.md)."""
     judge: str | None = None
     """OpenAI-compatible endpoint, ending in /v1, that grades answers of tasks whose checker is a judge."""
     judge_model: str | None = None
@@ -169,7 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
         demand(
             not (self.resample and self.augment),
-            f"augment = {list(self.augment)} varies environments, in which a recorded attempt cannot be repeated; drop "
+            f"augment = {list(self.augment)} varies what a recorded attempt met, so that it cannot be repeated; drop "
             f"it, or resample = {self.resample}",
         )
         demand(

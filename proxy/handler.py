@@ -96,7 +96,8 @@ class Handler:
             recorder = TurnRecorder(self._services, session, turn, rows, fingerprint=fingerprint, started=started)
             answers.append(ParallelAnswer(recorder, turn, AnswerWriter(response, number), body))
         try:
-            result = await response.close(await answer_all(answers, self._answer))
+            replies = await answer_all(answers, self._answer)
+            result = await response.close([session.view.told(reply) for reply in replies])
         except (EngineError, CallError):
             error = await asyncio.shield(fail_all(answers))
             await self._sessions.note_trouble(session.attempt, error, started)
@@ -133,6 +134,7 @@ class Handler:
 
         def in_thread() -> tuple[Call, Prompt, bytes]:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits, session.reader(dialect))
+            call = session.view.shown(call)
             if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
                 call = replace(call, constraint=replace(call.constraint, enforced=enforceable(call)))
             ignored = self._without_effect(call, session.attempt)

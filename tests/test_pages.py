@@ -49,6 +49,8 @@ CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both
 DASHBOARD = "goes on until it is stopped: tests/proxy/dashboard/test_command.py types it"
 EVALUATES = "needs a trainer that publishes: tests/harness/test_evaluator.py types it, or runs it by its parts"
 NATIVE = "tests/harness/native/test_run.py runs it before a scripted model, in two kinds of sandboxes"
+SDKS = "tests/harness/test_agents.py runs it, where `make all-agents` has installed it"
+VARIED = "tests/harness/test_augmented_prompts.py types it with the agents that `make all-agents` installs"
 TRACES = "needs a recorded run: tests/proxy/test_traces.py, test_spans.py and tests/trainer/test_imported.py type it"
 ELSEWHERE = {
     "proxy pool export runs/train/pool.db train --format atif --output traces/atif": TRACES,
@@ -56,6 +58,10 @@ ELSEWHERE = {
     "proxy pool export runs/train/pool.db train --format hf-traces --output traces/hub": TRACES,
     "proxy pool export runs/train/pool.db train --format otel --endpoint http://127.0.0.1:4318/v1/traces": TRACES,
     "proxy pool import runs/demonstrations.db teacher traces/atif --model runs/tiny": TRACES,
+    "harness agents install openai-agents": SDKS,
+    "harness run examples/tasks.jsonl --agent openai-agents -n 4": SDKS,
+    "harness run examples/tasks.jsonl --agent openai-agents -n 4"
+    " --augment shell,locale,tool_names,observations": VARIED,
     "harness agents install native": NATIVE,
     "harness run examples/tasks.jsonl --agent native-threshold -n 4": NATIVE,
     "proxy pool show runs/run-tasks-native-threshold/pool.db 1": NATIVE,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.tasks.schema import McpServer
+from proxy.pool.rollouts.prompt_variations import PromptKind
 
 NO_MCP: frozenset[str] = frozenset()
 STDIO = frozenset({"stdio"})
@@ -61,6 +62,10 @@ class Agent(Protocol):
     @property
     def mcp(self) -> frozenset[str]:
         """How it speaks with MCP servers, whose tools it then offers to the model."""
+
+    @property
+    def fixed(self) -> frozenset[PromptKind]:
+        """Variations of what its model is shown that it does not work with (docs/augmentation.md)."""
 
     def check(self) -> None:
         """Check that the agent is installed. UserError with the command that installs it when it is not."""

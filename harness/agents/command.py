@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
 from harness.tasks.schema import McpServer
+from proxy.pool.rollouts.prompt_variations import PromptKind
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class CommandAgent:
     mcp = STDIO_AND_HTTP
     name = "command"
     bundle = None
+    fixed: frozenset[PromptKind] = frozenset()
 
     def check(self) -> None:
         """Nothing to check here: if the shell does not find the command (exit code 127), the run ends."""

@@ -64,3 +64,13 @@ def check_servers(scaffolds: Sequence[Scaffold], tasks: Sequence[Task], evaluate
                 f"task {needed[spoken]!r} has an MCP server over {spoken}, which the agent {scaffold.name!r} cannot "
                 "use; leave out one of them (docs/agents.md says which agents have MCP)"
             )
+
+
+def check_kinds(scaffolds: Sequence[Scaffold], kinds: Sequence[str]) -> None:
+    """Check that each agent works with these variations (`augment`). UserError for the first that does not."""
+    for scaffold in scaffolds:
+        if scaffold.weight and (unfit := sorted(scaffold.agent.fixed.intersection(kinds))):
+            raise UserError(
+                f"augment = {unfit[0]} changes names that the agent {scaffold.name!r} speaks of in its own prompts; "
+                "leave out one of them (docs/augmentation.md)"
+            )

@@ -13,6 +13,7 @@ from harness.tasks import Task
 from harness.tasks.schema import McpServer
 from harness.verdict.chat_client import ChatModel, NoAnswer, complete
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.prompt_variations import PromptKind
 from sandboxes.base import Result
 from sandboxes.clocks import time_up
 
@@ -26,6 +27,7 @@ class OneCall:
     mcp = NO_MCP
     name = AGENT
     bundle = None
+    fixed: frozenset[PromptKind] = frozenset()
 
     def check(self) -> None:
         """Nothing to check: it is built in."""

@@ -17,12 +17,12 @@ import msgspec
 from rich.console import Console
 
 from harness.agents import INSTALLED
-from harness.agents.mix import Scaffold, check_servers
+from harness.agents.mix import Scaffold, check_kinds, check_servers
 from harness.anchors import Anchors
 from harness.async_pool import AsyncPool
 from harness.commands.evaluations import show
 from harness.commands.judge_options import add_judge, judge_at
-from harness.environment.augment import KINDS, of_run
+from harness.environment.augment import of_run
 from harness.evaluation.evaluator import Evaluator, RunWork
 from harness.evaluation.plan import evaluation_plan
 from harness.integrity.watch import IntegrityWatch, judges_of
@@ -33,7 +33,7 @@ from harness.monitor.rule_metrics import RuleMetrics
 from harness.rewards.named import scorer_named
 from harness.rollout.context import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
-from harness.settings import ACTIONS, IMAGE, SANDBOXES, WAYS, Settings, load_settings
+from harness.settings import ACTIONS, ALL_KINDS, IMAGE, SANDBOXES, WAYS, Settings, load_settings
 from harness.setup import placement
 from harness.setup.sandbox_choice import backend_for, choose, listening, runtimes_of
 from harness.setup.stack import ProxyOptions, RunningProxy, service
@@ -53,6 +53,7 @@ from proxy.pool.inspect.trainable_calls import trainable_calls
 from proxy.pool.processes.owners import RunClaim, owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import run_summary
+from proxy.pool.rollouts.prompt_variations import PROMPT_KINDS
 from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.rollouts.starts import solved_tasks
 from proxy.pool.training.evaluations import evaluations
@@ -112,7 +113,9 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--pool", metavar="URL", help="SQLite file or database URL (default: the proxy's pool)")
     run.add_argument("--model", metavar="DIR", help="model for the proxy to be started (default: a tiny random one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="start a scripted engine instead of a real one")
-    run.add_argument("--augment", type=listed, metavar="KIND,...", help=f"vary environments: {', '.join(KINDS)}")
+    run.add_argument(
+        "--augment", type=listed, metavar="KIND,...", help=f"vary what agents and models meet: {', '.join(ALL_KINDS)}"
+    )
     run.add_argument("--resample", metavar="RUN", help="begin with the first turns of this run's recorded successes")
     run.add_argument("--anchors", choices=WAYS, help="how many: back until success drops, or any (default: rollback)")
     run.add_argument("--sandbox", choices=SANDBOXES, help="kind of sandbox (default: auto, the first that works)")
@@ -173,6 +176,7 @@ def run(verb: str, settings: Settings) -> int:
     needs_agent = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in tasks)
     scaffolds = settings.scaffolds(PURPOSES[verb]) if needs_agent else []
     check_servers(scaffolds, mix.tasks, evaluated.mix.tasks if evaluated else ())
+    check_kinds(scaffolds, settings.augment)
     directory = RunDir(settings.where(verb))
     console = make_console()
     _say_left_out(console, loaded, evaluated)
@@ -342,6 +346,7 @@ def make_context(
             hung_seconds=settings.hung_seconds,
         ),
         augment=of_run(settings.augment) if settings.augment else None,
+        prompt_kinds=tuple(kind for kind in PROMPT_KINDS if kind in settings.augment),
         seed=settings.seed,
     )
 

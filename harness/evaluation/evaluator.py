@@ -42,7 +42,7 @@ class Evaluator:
         slots: asyncio.Semaphore,
     ):
         # Without variations: points are compared, so all rollouts work in the same environment.
-        self._context = replace(context, augment=None)
+        self._context = replace(context, augment=None, prompt_kinds=())
         self._pool, self._run, self._plan = context.pool, run, plan
         self._proxy, self._board, self._slots = proxy, board, slots
         self._trainer = TrainerWatch(context.pool, run.id)

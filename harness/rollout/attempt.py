@@ -33,6 +33,7 @@ from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_at
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget, calls_seen
 from proxy.pool.rollouts.failures import DIFFERED
 from proxy.pool.rollouts.groups import Outcome
+from proxy.pool.rollouts.prompt_variations import PromptVariation, drawn
 from proxy.pool.rollouts.starts import left_replay
 from sandboxes.base import ImageError, Result, Sandbox, SandboxError
 
@@ -50,7 +51,8 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
     except SandboxError as error:
         raise UserError(f"{error}, then repeat the same command to go on") from error
     agent_name = job.rollout.agent or job.agent.name
-    row, key = await context.pool(open_attempt, job.rollout.rollout_id, agent_name, _budget(job, context.budgets))
+    opening = job.rollout.rollout_id, agent_name, _budget(job, context.budgets), _prompt_variation(context, job)
+    row, key = await context.pool(open_attempt, *opening)
     attempt = LiveAttempt(context, job, row, key)
     verdict: Verdict | None = None
     failure: str | None = "interrupted"
@@ -117,7 +119,7 @@ class LiveAttempt:
         """The limit that ended the agent, if one did: why its sandbox may be broken."""
         self._exit_code: int | None = None
         self._timings: dict[str, float] = {}
-        self._augmentation: list[str] = []
+        self._augmentation: list[str] = row.variation.lines() if row.variation else []
         self._evidence: list[StepEvidence] = []
         """The evidence of each judged step, where somebody looks."""
         self._written: set[str] = set()
@@ -178,7 +180,8 @@ class LiveAttempt:
         async with self._context.slots.starting:
             await set_up(sandbox, task)
             if self._variations:
-                self._augmentation, self._agent_env = await apply(sandbox, task, self._variations)
+                applied, self._agent_env = await apply(sandbox, task, self._variations)
+                self._augmentation += applied
                 self._variations = []
             looks = self._context.integrity is not None
             snapshot = await take_snapshot(sandbox, task, self._context.sandboxes, evidence=looks)
@@ -378,6 +381,13 @@ def _variations(context: RunContext, job: RolloutJob) -> list[Variation]:
         return []
     member = "" if augment.per == "group" else job.rollout.member
     return chosen(augment, context.seed, job.task.id, f"{job.rollout.group_id}/{member}")
+
+
+def _prompt_variation(context: RunContext, job: RolloutJob) -> PromptVariation | None:
+    """What this rollout's model is shown otherwise, the same in its whole group."""
+    if not context.prompt_kinds:
+        return None
+    return drawn(context.prompt_kinds, context.seed, job.task.id, job.rollout.group_id)
 
 
 def _budget(job: RolloutJob, given: Budgets) -> Budget:

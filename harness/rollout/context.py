@@ -16,6 +16,7 @@ from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
 from harness.verdict.judge import Judge
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
+from proxy.pool.rollouts.prompt_variations import PromptKind
 from sandboxes.base import Sandboxes
 
 
@@ -63,6 +64,8 @@ class RunContext:
     """Seconds before the first retry; each further pause is four times as long."""
     augment: Augment | None = None
     """Variations of the environment for tasks that declare none."""
+    prompt_kinds: tuple[PromptKind, ...] = ()
+    """Kinds of variations of what the model is shown."""
     seed: int = 0
     """Seed of the choice of variations."""
     scorer: Scorer | None = None

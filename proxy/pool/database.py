@@ -28,7 +28,7 @@ from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteE
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 from proxy.pool.views import drop_views, make_views
 
-HEAD = "0031"
+HEAD = "0032"
 """The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
 
 BUSY_SECONDS = 60

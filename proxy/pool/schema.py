@@ -184,6 +184,9 @@ attempts = Table(
     Column("detail", FreeText),
     Column("timings", JSON),
     Column("augmentation", JSON),  # list of `kind=value`: what its environment had otherwise than its task's
+    Column(
+        "prompt_variation", JSON(none_as_null=True)
+    ),  # {kinds, seed}: what its model is shown otherwise; null: nothing
     Column("exit_code", Integer),
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),  # set: the key is revoked

@@ -16,6 +16,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
+from proxy.augment.view import PromptView
 from proxy.call import Call, CallError
 from proxy.dialects import responses
 from proxy.dialects.base import Dialect
@@ -54,6 +55,8 @@ class Session:
     """Answers of the attempt that did not arrive and wait for a retry."""
     pool: Pool
     stored: StoredResponses
+    view: PromptView
+    """What the model is shown of the requests; the agent gets the answers in its own words."""
     shapes: RequestShapes = field(default_factory=RequestShapes)
     checked_at: float = field(default_factory=time.monotonic)
 
@@ -154,7 +157,9 @@ class Sessions:
         if attempt is None:
             return None
         self._connections.claim(request, attempt.id)
-        return StoredResponses(self._pool, attempt.id, self._limits)
+        known = self._known.get(key)
+        view = PromptView(attempt.variation) if known is None else known.view
+        return StoredResponses(self._pool, attempt.id, self._limits, view)
 
     async def admit(self, request: web.Request) -> None:
         """Raise what `of` would raise, without opening a session."""
@@ -172,8 +177,10 @@ class Sessions:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
         else:
             clock = self._clock or attempt.dated_at
-            stored = StoredResponses(self._pool, attempt.id, self._limits)
-            session = Session(attempt, PromptBuilder(self._template, clock), WaitingAnswers(), self._pool, stored)
+            view = PromptView(attempt.variation)
+            stored = StoredResponses(self._pool, attempt.id, self._limits, view)
+            prompts = PromptBuilder(self._template, clock)
+            session = Session(attempt, prompts, WaitingAnswers(), self._pool, stored, view)
             if not new:
                 await self._work.run(attempt, self._load, session)
         if not new:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.augment.view import PromptView
 from proxy.call import CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.response_items import Item, encoded
 from proxy.dialects.responses import stored_response, usage
@@ -55,10 +56,11 @@ class _Context:
 class StoredResponses:
     """The stored responses of an attempt. Any thread may use it: the kept contexts are replaced as a whole."""
 
-    def __init__(self, pool: Pool, attempt_id: int, limits: RequestLimits = LIMITS):
+    def __init__(self, pool: Pool, attempt_id: int, limits: RequestLimits = LIMITS, view: PromptView | None = None):
         self._pool = pool
         self._attempt_id = attempt_id
         self._limits = limits
+        self._view = view or PromptView(None)
         self._bytes = 0
         """What the attempt has stored, as far as this proxy knows."""
         self.most_bytes = limits.body_bytes
@@ -138,7 +140,7 @@ class StoredResponses:
     def add(self, request: StoredRequest, reply: Reply, new: NewResponse) -> None:
         """Count a response that is committed, and keep its context."""
         self._bytes += sum(map(len, new.items)) + len(msgspec.json.encode(new.fields))
-        output = _object(new, request.fields, reply)["output"]
+        output = _object(new, request.fields, self._view.told(reply))["output"]
         context = [*request.items, *map(_encoded, output)]
         fields = _digest(msgspec.json.encode(request.fields))
         self._keep(_Context(new.id, _digests(context), fields, new.fields_of or new.id))
@@ -168,7 +170,7 @@ class StoredResponses:
         for each in chain:
             items = items[: each.row.prefix_length] + list(each.row.items)
             if with_output or each is not chain[-1]:
-                items += map(_encoded, _stored_object(each, fields)["output"])
+                items += map(_encoded, self._object(each, fields)["output"])
         if with_output:
             last = chain[-1].row
             source = last.fields_of or last.id
@@ -179,7 +181,23 @@ class StoredResponses:
     def _responses(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         stored = responses_of(self._pool, self._attempt_id, ids)
         fields = self._fields(list(stored.values()))
-        return [_stored_object(each, fields) for each in stored.values()]
+        return [self._object(each, fields) for each in stored.values()]
+
+    def _object(self, stored: StoredResponse, fields: dict[str, Any]) -> dict[str, Any]:
+        """The response object of a stored response, as it was sent."""
+        message, row = stored.reply, stored.row
+        calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
+        reply = Reply(
+            content=message.get("content") or "",
+            reasoning=message.get("reasoning_content") or "",
+            tool_calls=tuple(ToolCall(id, function["name"], function["arguments"]) for id, function in calls),
+            finish_reason="length" if stored.finish_reason in CUT_FINISH_REASONS else stored.finish_reason,
+            stop_sequence=None,
+            prompt_tokens=0,
+            sampled_tokens=0,
+            cached_tokens=0,
+        )
+        return _object(row, fields[row.fields_of or row.id], self._view.told(reply)) | {"usage": row.usage}
 
     def _fields(self, stored: Sequence[StoredResponse]) -> dict[str, Any]:
         """The fields of these responses, by the response whose row holds them."""
@@ -187,23 +205,6 @@ class StoredResponses:
         missing = {each.row.fields_of for each in stored} - {None, *known}
         others = responses_of(self._pool, self._attempt_id, [id for id in missing if id], deleted=True)
         return known | {id: each.row.fields for id, each in others.items()}
-
-
-def _stored_object(stored: StoredResponse, fields: dict[str, Any]) -> dict[str, Any]:
-    """The response object of a stored response, as it was sent."""
-    message, row = stored.reply, stored.row
-    calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
-    reply = Reply(
-        content=message.get("content") or "",
-        reasoning=message.get("reasoning_content") or "",
-        tool_calls=tuple(ToolCall(id, function["name"], function["arguments"]) for id, function in calls),
-        finish_reason="length" if stored.finish_reason in CUT_FINISH_REASONS else stored.finish_reason,
-        stop_sequence=None,
-        prompt_tokens=0,
-        sampled_tokens=0,
-        cached_tokens=0,
-    )
-    return _object(row, fields[row.fields_of or row.id], reply) | {"usage": row.usage}
 
 
 def _object(row: NewResponse, fields: dict[str, Any], reply: Reply) -> dict[str, Any]:

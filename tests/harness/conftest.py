@@ -68,10 +68,11 @@ def write_tasks(path: Path, *tasks: dict[str, Any]) -> Path:
 def command_line(proxy: RunningProxy, tmp_path: Path) -> Callable[..., list[str]]:
     """Arguments for a run of tasks in a directory and under a name of the test's own."""
 
-    def build(*more: str, tasks: list[dict[str, Any]] | None = None, command: str = SHELL_AGENT) -> list[str]:
+    def build(*more: str, tasks: list[dict[str, Any]] | None = None, command: str | None = SHELL_AGENT) -> list[str]:
         file = write_tasks(tmp_path / "tasks.jsonl", *([HELLO] if tasks is None else tasks))
         where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
-        return ["run", str(file), "--agent", "command", "--command", command, "--sandbox", "process", *where, *more]
+        agent = [] if command is None else ["--agent", "command", "--command", command]
+        return ["run", str(file), *agent, "--sandbox", "process", *where, *more]
 
     return build
 

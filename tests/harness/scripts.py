@@ -80,12 +80,19 @@ class Asked:
 
     def run(self, *commands: str) -> str:
         """Calls of the one shell tool on offer, written as no serialiser would."""
+        if len(self.tools) == 1:  # whatever it and its argument are called
+            return "\n".join(call(self.tools[0], **{self.first_argument(): one}) for one in commands)
         tool = next((name for name in SHELLS if name in self.tools), None)
         if tool is None:
             return f"There is no shell among {', '.join(self.tools)}."
         more = {"description": "Runs a command"} if "edit" in self.tools else {}
         name = SHELLS[tool]
         return "\n".join(call(tool, **{name: [one] if name == "commands" else one}, **more) for one in commands)
+
+    def first_argument(self) -> str:
+        """The name of the first argument of the first tool."""
+        found = re.search(r'"properties": \{"(\w+)"', self.text)
+        return found[1] if found else ""
 
     def end(self, words: str) -> str:
         """The last turn."""

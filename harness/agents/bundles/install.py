@@ -16,6 +16,7 @@ from typing import Literal
 from harness.agents.base import Bundle, Endpoint, Launch
 from harness.tasks.schema import McpServer
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.prompt_variations import NAMES, PromptKind
 from sandboxes.bundles import AGENTS, NODE, PYTHON, read_manifest, seal_bundle
 
 PACKAGES = Path("packages")
@@ -90,6 +91,8 @@ class FromRegistry(ABC):
     """How it speaks with MCP servers (harness/agents/base.py)."""
     package: Package
     """The bundle to install."""
+    fixed: frozenset[PromptKind] = NAMES
+    """Most agents' own prompts speak of their tools by name."""
 
     @property
     def bundle(self) -> str:

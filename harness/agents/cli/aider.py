@@ -22,6 +22,7 @@ class Aider(FromRegistry):
     """`aider` with one message and a yes to every question."""
 
     mcp = NO_MCP
+    fixed = frozenset()  # it has no tools
     name = "aider"
     package = Package(name, "0.86.2", PACKAGES, "python")
     requirements = ("aider-chat==0.86.2",)

@@ -9,6 +9,7 @@ from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, pip_install
 from harness.agents.cli import claude_code
 from harness.tasks.schema import McpServer
+from proxy.pool.rollouts.prompt_variations import NAMES, PromptKind
 
 PROGRAMS = Path(__file__).with_name("programs")
 MAIN = "from programs.{module} import main\n\nmain()\n"
@@ -21,8 +22,9 @@ class SdkAgent(FromRegistry):
 
     mcp = STDIO_AND_HTTP
 
-    def __init__(self, name: str, version: str, *requirements: str):
+    def __init__(self, name: str, version: str, *requirements: str, fixed: frozenset[PromptKind] = NAMES):
         """`requirements`: the SDK at this version first, then what it needs beside."""
+        self.fixed = fixed
         self.name, self._requirements = name, requirements
         self._module = name.replace("-", "_")
         digest = hashlib.sha256(repr(requirements).encode())
@@ -52,7 +54,7 @@ class ClaudeAgentSdk(SdkAgent):
 SDK_AGENTS = (
     ClaudeAgentSdk("claude-agent-sdk", "0.2.189", "claude-agent-sdk==0.2.189"),
     SdkAgent("deepagents", "0.7.32", "deepagents==0.7.32", "langchain-openai==1.7.4", "langchain-mcp-adapters==0.3.2"),
-    SdkAgent("openai-agents", "0.24.0", "openai-agents==0.24.0"),
-    SdkAgent("pydantic-ai", "2.68.0", "pydantic-ai-slim[openai,mcp]==2.68.0"),
+    SdkAgent("openai-agents", "0.24.0", "openai-agents==0.24.0", fixed=frozenset()),
+    SdkAgent("pydantic-ai", "2.68.0", "pydantic-ai-slim[openai,mcp]==2.68.0", fixed=frozenset()),
     SdkAgent("smolagents", "1.26.0", "smolagents[openai,mcp]==1.26.0", "mcp==1.30.0"),
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement, Row, Select, func, select, update
 
 from proxy.pool.completions.store import write_labels
@@ -17,6 +18,7 @@ from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget
 from proxy.pool.rollouts.counts import keep_tokens
+from proxy.pool.rollouts.prompt_variations import PromptVariation
 from proxy.pool.rollouts.starts import START, Start, start_of
 from proxy.pool.schema import attempts, groups, rollouts, runs
 
@@ -45,6 +47,8 @@ class Attempt:
     budget: Budget = UNLIMITED
     start: Start | None = None
     """The recorded attempt that it begins with; None: it begins with nothing."""
+    variation: PromptVariation | None = None
+    """What its model is shown otherwise than its agent writes it; None: nothing."""
 
     @property
     def dated_at(self) -> float:
@@ -65,7 +69,9 @@ class Ending:
 
 
 @retried
-def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIMITED) -> tuple[Attempt, str]:
+def open_attempt(
+    pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIMITED, variation: PromptVariation | None = None
+) -> tuple[Attempt, str]:
     """Open an attempt at a rollout; return it with its secret key. HasOutcome when the rollout has its outcome."""
     key = f"bf-{secrets.token_urlsafe(24)}"
     with pool.write() as connection:
@@ -85,9 +91,10 @@ def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIM
         number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
         identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
         values = _values(key, agent) | identity | {"max_turns": budget.turns, "max_tokens": budget.tokens}
+        values["prompt_variation"] = msgspec.to_builtins(variation)
         attempt_id = insert_row(connection, attempts, values)
     opened_at = values["opened_at"]
-    of_group = row.group_id, budget, start_of(row)
+    of_group = row.group_id, budget, start_of(row), variation
     return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, *of_group), key
 
 
@@ -197,5 +204,6 @@ def _hash(key: str) -> str:
 def _attempt(row: Row[Any]) -> Attempt:
     purpose, is_open = row.purpose or "session", row.closed_at is None
     budget = Budget(turns=row.max_turns, tokens=row.max_tokens)
-    of_group = row.group_id, budget, start_of(row)
+    variation = None if row.prompt_variation is None else msgspec.convert(row.prompt_variation, PromptVariation)
+    of_group = row.group_id, budget, start_of(row), variation
     return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.opened_at, *of_group)

@@ -1,0 +1,40 @@
+"""What an attempt's model is shown otherwise than its agent writes it: kinds and a seed, in the attempt's row.
+
+A policy that meets each scaffold in one form only learns its words by heart. The harness draws the kinds for a group,
+since members of a group are compared, and share their prompts. The proxy follows them (proxy/augment).
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+PromptKind = Literal[
+    "tool_names", "argument_names", "argument_order", "descriptions", "system_prompt", "observations", "truncation"
+]
+PROMPT_KINDS: tuple[PromptKind, ...] = get_args(PromptKind)
+NAMES: frozenset[PromptKind] = frozenset({"tool_names", "argument_names"})
+"""Kinds that an agent cannot have whose own prompts speak of its tools by name."""
+PROBABILITY = 0.5
+"""Of each kind, in each group."""
+
+
+class PromptVariation(msgspec.Struct, frozen=True):
+    """What varies in the prompts of an attempt."""
+
+    kinds: tuple[PromptKind, ...]
+    seed: int
+    """Of all choices: which name, which order, which limit."""
+
+    def lines(self) -> list[str]:
+        """As `attempts.augmentation` lists it."""
+        return [f"{kind}={self.seed}" for kind in self.kinds]
+
+
+def drawn(kinds: Sequence[PromptKind], seed: int, task: str, group_id: int) -> PromptVariation | None:
+    """The variation of a group, a pure function of the arguments; None where it has no kind."""
+    draws = random.Random(f"prompt/{seed}/{task}/{group_id}")
+    chosen = tuple(kind for kind in PROMPT_KINDS if draws.random() < PROBABILITY and kind in kinds)
+    own_seed = draws.randrange(1 << 31)
+    return PromptVariation(chosen, own_seed) if chosen else None

@@ -1,0 +1,81 @@
+"""A run whose models are shown other names, words and results than its agents write (docs/augmentation.md)."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from harness.agents import INSTALLED
+from harness.agents.mix import Scaffold, check_kinds
+from harness.setup.stack import RunningProxy
+from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.rollouts.attempts import by_id
+from proxy.pool.rollouts.prompt_variations import PROMPT_KINDS
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.schema import attempts, rollouts
+from proxy.pool.training.finished_rollouts import finished_rollouts
+from tests.harness.conftest import HELLO
+from tests.harness.test_agents import need_agent
+
+KINDS = ",".join(PROMPT_KINDS)
+TASKS = [HELLO | {"id": f"hello-{number}"} for number in range(6)]
+
+
+def tools_named(proxy: RunningProxy, name: str) -> Counter[str]:
+    """How often each tool was called in the model's words; asserts that members of a group are varied alike, and that
+    what varied is listed."""
+    pool = open_pool(proxy.pool)
+    run_id = find_run(pool, name).id
+    with pool.read() as connection:
+        rows = connection.execute(
+            select(attempts.c.id, attempts.c.augmentation, rollouts.c.group_id)
+            .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+            .where(attempts.c.run_id == run_id)
+        ).all()
+    of_group: dict[int, list[str]] = {}
+    for row in rows:
+        attempt = by_id(pool, row.id)
+        assert attempt is not None
+        assert (row.augmentation or []) == (attempt.variation.lines() if attempt.variation else [])
+        assert of_group.setdefault(row.group_id, row.augmentation) == row.augmentation
+    assert len({tuple(kinds) for kinds in of_group.values()}) > 2
+    said: Counter[str] = Counter()
+    for rollout in finished_rollouts(pool, run_id):
+        for item in rollout.completions:
+            said.update(call["function"]["name"] for call in item.reply.get("tool_calls", ()))
+    return said
+
+
+def test_agents_work_and_models_learn_other_names(
+    run: Callable[..., list[dict[str, Any]]], proxy: RunningProxy, tmp_path: Any
+) -> None:
+    rows = run("--augment", KINDS, "-n", "2", tasks=TASKS)
+    assert [row["reward"] for row in rows] == [1.0] * 12
+    assert all(row["trainable"] == row["completions"] == 2 for row in rows)
+    said = tools_named(proxy, tmp_path.name)
+    assert said["shell"] and said.total() == 12 and len(said) > 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["openai-agents", "pydantic-ai"])
+def test_unmodified_agents_work_under_every_kind(
+    name: str, run: Callable[..., list[dict[str, Any]]], proxy: RunningProxy, tmp_path: Any
+) -> None:
+    need_agent(name)
+    tasks = [task | {"timeout": 240} for task in TASKS[:4]]
+    rows = run("--augment", KINDS, "--agent", name, tasks=tasks, command=None)
+    assert [row["reward"] for row in rows] == [1.0] * 4 and all(row["trainable"] == row["completions"] for row in rows)
+    assert len(tools_named(proxy, tmp_path.name)) > 1
+
+
+def test_an_agent_that_names_its_tools_is_refused() -> None:
+    for name in ("opencode", "native", "smolagents"):
+        scaffold = Scaffold(name=name, agent=INSTALLED[name])
+        check_kinds([scaffold], ["shell", "observations", "truncation"])
+        check_kinds([Scaffold(name=name, agent=INSTALLED[name], weight=0)], ["tool_names"])
+        with pytest.raises(UserError, match=f"argument_names changes names that the agent '{name}' speaks of"):
+            check_kinds([scaffold], ["tool_names", "argument_names"])
+    check_kinds([Scaffold(name="aider", agent=INSTALLED["aider"])], PROMPT_KINDS)
