@@ -25,6 +25,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from proxy.pool.address import database_url, parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
+from proxy.pool.schema import metadata
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 from proxy.pool.views import drop_views, make_views
 
@@ -327,9 +328,21 @@ def _migrate(pool: Pool) -> None:
                 f"the pool {pool.name} has schema {revision}, newer than this blackforge's {HEAD}; "
                 "upgrade blackforge or name another pool"
             )
-        drop_views(connection)
-        upgrade(connection, HEAD)
+        if revision is None:
+            _create(connection)
+        else:
+            drop_views(connection)
+            upgrade(connection, HEAD)
         make_views(connection)
+
+
+def _create(connection: Connection) -> None:
+    """Make the tables of a new pool at once. They are those that all migrations make, which take several times as long,
+    and Alembic a third of a second to import."""
+    metadata.create_all(connection)
+    # Alembic's own table, from which the next migration goes on
+    connection.execute(text("create table alembic_version (version_num varchar(32) not null primary key)"))
+    connection.execute(text("insert into alembic_version values (:head)"), {"head": HEAD})
 
 
 def _revision(connection: Connection) -> str | None:

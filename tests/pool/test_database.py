@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import Connection, create_engine, inspect, select, text
 
 from proxy.pool.database import HEAD, Pool, locked, open_pool, retried, upgrade
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
@@ -21,10 +22,45 @@ from tests.pool.full_disk import full_disk
 from tests.postgres import Server
 
 
-def test_migrations_make_exactly_the_declared_tables(pool: Pool) -> None:
-    with pool.read() as connection:
+def test_migrations_make_exactly_the_tables_of_a_new_pool(database: str) -> None:
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        upgrade(connection, HEAD)
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        migrated = tables(connection)
+        metadata.drop_all(connection)
+        connection.execute(text("drop table alembic_version"))
+    with open_pool(database).read() as connection:
+        assert tables(connection) == migrated
         assert connection.execute(text("select version_num from alembic_version")).scalar() == HEAD
+    engine.dispose()
+
+
+def tables(connection: Connection) -> dict[str, Any]:
+    """All that the database says of its tables, but for the order of their columns."""
+    seen = inspect(connection)
+
+    def checks(table: str) -> list[tuple[str, str]]:
+        return sorted((each["name"], " ".join(each["sqltext"].split())) for each in seen.get_check_constraints(table))
+
+    def index(each: Any) -> str:
+        options = {name: str(value) for name, value in each.get("dialect_options", {}).items()}  # such as its `where`
+        return repr((each["name"], each["column_names"], bool(each["unique"]), options))
+
+    return {
+        name: {
+            "columns": {
+                column["name"]: (str(column["type"]), column["nullable"], column["default"])
+                for column in seen.get_columns(name)
+            },
+            "key": seen.get_pk_constraint(name)["constrained_columns"],
+            "references": sorted(map(repr, seen.get_foreign_keys(name))),
+            "unique": sorted(sorted(each["column_names"]) for each in seen.get_unique_constraints(name)),
+            "indexes": sorted(map(index, seen.get_indexes(name))),
+            "checks": checks(name),
+        }
+        for name in seen.get_table_names()
+    }
 
 
 def test_opening_twice_keeps_the_data(database: str) -> None:
