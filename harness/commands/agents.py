@@ -5,6 +5,7 @@ import argparse
 from harness.agents import INSTALLED
 from harness.agents.bundles import runtime
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import progress
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,6 +27,7 @@ def _install(given: argparse.Namespace) -> int:
         raise UserError(f"the agent {unknown[0]!r} cannot be installed; choose from: {', '.join(INSTALLED)}")
     for package, install in map(bundles.__getitem__, dict.fromkeys((runtime.PACKAGE.name, *given.names))):
         if given.force or package.installed_version() != package.version:
-            install()
+            with progress(f"installing {package.name} {package.version}"):
+                install()
         print(f"{package.name} {package.version}: {package.directory}")
     return 0

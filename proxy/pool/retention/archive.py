@@ -26,6 +26,7 @@ from proxy.pool.read.archive_file import ArchiveFile, archive_writer
 from proxy.pool.retention.horizon import Horizon, may_leave
 from proxy.pool.rollouts.runs import Run, lock_run
 from proxy.pool.schema import archives, attempts, completions, fates, groups, responses, rollouts, tasks, undelivered
+from proxy.pool.terminal.progress import progress
 
 PAGE = 32
 """Groups per query."""
@@ -62,11 +63,12 @@ def _archive(pool: Pool, run: Run, limits: Horizon, directory: Path) -> Archived
     written: list[int] = []
     try:
         with replacing(file, private=True, durable=True) as partial:
-            with archive_writer(partial) as writer:
+            with archive_writer(partial) as writer, progress(f"writing {file.name}", unit="groups") as advance:
                 for group in _pages(pool, waiting):
                     for rows in _rows(pool, run, group):
                         writer.add(rows)
                     written.append(group.id)
+                    advance(1)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}); free space there") from error
     _remember(pool, run, file, written)
@@ -161,11 +163,13 @@ def drop(pool: Pool, run: Run, limits: Horizon) -> int:
     waiting = may_leave(run.id, limits.last) & groups.c.archive_id.is_not(None) & groups.c.dropped_at.is_(None)
     opened: tuple[int, ArchiveFile] | None = None
     count = 0
-    for group in _pages(pool, waiting):
-        if opened is None or opened[0] != group.archive_id:
-            opened = group.archive_id, _opened(pool, group.archive_id)
-        _drop_group(pool, group.id, _verified(pool, group.id, opened[1]))
-        count += 1
+    with progress("dropping what is archived", unit="groups") as advance:
+        for group in _pages(pool, waiting):
+            if opened is None or opened[0] != group.archive_id:
+                opened = group.archive_id, _opened(pool, group.archive_id)
+            _drop_group(pool, group.id, _verified(pool, group.id, opened[1]))
+            count += 1
+            advance(1)
     return count
 
 

@@ -8,6 +8,7 @@ from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.files import replacing, write_whole
 from proxy.pool.read.pages import RolloutFilter, rollouts
+from proxy.pool.terminal.progress import progress
 from proxy.pool.traces.atif_writing import atif_document
 from proxy.pool.traces.branches import PromptBranch, PromptReader, branches
 from proxy.pool.traces.messages import chat_line, session_trace
@@ -34,22 +35,24 @@ def recorded_branches(
     pool: Pool, which: RolloutFilter, reader: PromptReader, tokenizer: str | None, counts: TraceCounts
 ) -> Iterator[list[PromptBranch]]:
     """Yield the branches of each rollout that passes. UserError where another tokenizer made its tokens."""
-    for rollout in rollouts(pool, which):
-        counts.rollouts += 1
-        counts.without_calls += not rollout.completions
-        if not rollout.completions:
-            continue
-        foreign = tokenizers(pool, [rollout.attempt or 0]) - {tokenizer}
-        if tokenizer is not None and foreign:
-            raise UserError(
-                f"attempt {rollout.attempt} was recorded with the tokenizer {min(foreign)}, and the model has "
-                f"{tokenizer}; name the directory of the proxy's engine.model with --model"
-            )
-        found = branches(rollout, reader)
-        counts.branches += len(found)
-        counts.raw += sum(any(turn.raw for turn in branch.turns) for branch in found)
-        counts.unknown_tools += sum(branch.tools is None for branch in found)
-        yield found
+    with progress(f"exporting rollouts of {pool.name}", unit="rollouts") as advance:
+        for rollout in rollouts(pool, which):
+            advance(1)
+            counts.rollouts += 1
+            counts.without_calls += not rollout.completions
+            if not rollout.completions:
+                continue
+            foreign = tokenizers(pool, [rollout.attempt or 0]) - {tokenizer}
+            if tokenizer is not None and foreign:
+                raise UserError(
+                    f"attempt {rollout.attempt} was recorded with the tokenizer {min(foreign)}, and the model has "
+                    f"{tokenizer}; name the directory of the proxy's engine.model with --model"
+                )
+            found = branches(rollout, reader)
+            counts.branches += len(found)
+            counts.raw += sum(any(turn.raw for turn in branch.turns) for branch in found)
+            counts.unknown_tools += sum(branch.tools is None for branch in found)
+            yield found
 
 
 def write_traces(
