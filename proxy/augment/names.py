@@ -7,6 +7,7 @@ either, and comes back as the model wrote it.
 import random
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 SAME = (
     ("bash", "shell", "terminal"),
@@ -57,6 +58,7 @@ class Pairs:
         return self._other.get(name, name)
 
 
+@lru_cache(4096)
 def renamed(name: str, seed: int, what: str) -> str:
     """Another name of the same meaning: words of the same sense, written in the style that the seed has for all."""
     style = random.Random(f"{seed}/{what}/style").choice(("snake", "camel", "pascal"))

@@ -5,8 +5,9 @@ with the same history come to the same prompt. The pool records what the model s
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -20,17 +21,19 @@ from proxy.pool.rollouts.prompt_variations import PromptVariation
 
 @dataclass
 class PromptView:
-    """The view of one attempt. Any thread may use it: the known tools are replaced as a whole."""
+    """The view of one attempt. Any thread may use it."""
 
     variation: PromptVariation | None
     _tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Tools that requests have offered so far -> their arguments, in the agent's words."""
+    """Tools that requests have offered so far -> their arguments, in the agent's words. Replaced as a whole."""
+    _learning: Lock = field(default_factory=Lock)
+    """Two requests at once would each add to what was known before both, and the names of one would be lost."""
 
     def shown(self, call: Call) -> Call:
         """The request as the model is shown it."""
         if self.variation is None or not call.messages:
             return call
-        self._tools = {**self._tools, **{_name(tool): _arguments(tool) for tool in call.tools}}
+        self._learn(call.tools)
         names = self._names()
         constraint = call.constraint
         if constraint is not None and constraint.calls is not None:
@@ -48,6 +51,14 @@ class PromptView:
             return reply
         names = self._names()
         return replace(reply, tool_calls=tuple(self._told(call, names) for call in reply.tool_calls))
+
+    def _learn(self, tools: Sequence[dict[str, Any]]) -> None:
+        with self._learning:
+            known = dict(self._tools)
+            for tool in tools:
+                name = _name(tool)
+                known[name] = tuple(dict.fromkeys((*known.get(name, ()), *_arguments(tool))))
+            self._tools = known
 
     def _has(self, kind: str) -> bool:
         return self.variation is not None and kind in self.variation.kinds

@@ -99,5 +99,5 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
     tasks = [str(tmp_path / "tasks.jsonl")]
     with pytest.raises(UserError, match="anchors = parallel .*; set resample too"):
         load_settings(tasks, {"agent": "command", "anchors": "parallel"})
-    with pytest.raises(UserError, match="varies environments, .*; drop it, or resample = old"):
+    with pytest.raises(UserError, match="varies what a recorded attempt met, .*; drop it, or resample = old"):
         load_settings(tasks, {"agent": "command", "augment": ["locale"], "resample": "old"})

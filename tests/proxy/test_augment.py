@@ -4,6 +4,7 @@ Held: the agent gets its own names back, a conversation goes on from its exact t
 serves it from another proxy, comes to the same prompt.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,23 @@ def test_what_the_model_calls_comes_to_the_agent_and_back_as_it_was(seed: int) -
         (back,) = history.messages[0]["tool_calls"]
         assert (back["function"]["name"], back["function"]["arguments"]) == (name, arguments)
         assert list(back["function"]["arguments"]) == list(arguments)  # tokens are those of this order
+
+
+def test_tools_that_are_offered_at_the_same_time_are_all_known() -> None:
+    """A main agent and its sub-agent ask at once, with tools of their own; one of them has fewer arguments."""
+    seen = view("tool_names", "argument_names", seed=3)
+    offered = [{"type": "function", "function": {**READ, "name": f"read_file_{number}"}} for number in range(60)]
+    calls = [Call(model="m", messages=(user("hi"),), tools=(tool,)) for tool in offered]
+    with ThreadPoolExecutor(8) as threads:
+        shown = list(threads.map(seen.shown, calls))
+    fewer = {**READ, "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}
+    seen.shown(Call(model="m", messages=(user("hi"),), tools=({"function": {**fewer, "name": "read_file_0"}},)))
+    for number, call in enumerate(shown):
+        function = call.tools[0]["function"]
+        arguments = msgspec.json.encode(dict.fromkeys(function["parameters"]["properties"], "x")).decode()
+        (told,) = seen.told(replace(ANSWER, tool_calls=(ToolCall("c", function["name"], arguments),))).tool_calls
+        assert told.name == f"read_file_{number}"
+        assert set(msgspec.json.decode(told.arguments)) == {"path", "start_line"}
 
 
 def test_each_kind_changes_what_it_says_and_nothing_else() -> None:
