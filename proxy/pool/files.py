@@ -11,6 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 POLL_SECONDS = 0.1
+LEFT_SECONDS = 5.0
+"""How long a killed holder may still seem to hold its lock: a child that it was just starting has the descriptor until
+it executes its program, which takes a moment on a busy machine."""
 
 
 class DirectoryInUse(Exception):
@@ -75,11 +78,16 @@ def lock_directory(directory: Path, patience_seconds: float = 0) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if time.monotonic() >= deadline:
-                holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
+            holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
+            if time.monotonic() >= deadline + (LEFT_SECONDS if _gone(holder) else 0):
                 os.close(lock)
                 raise DirectoryInUse(directory, holder) from None
         time.sleep(POLL_SECONDS)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _gone(holder: str) -> bool:
+    """Whether the process that wrote its id into a lock has ended."""
+    return holder.isdigit() and not Path(f"/proc/{holder}").exists()
