@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,12 @@ class ChatTemplate:
         texts = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens.items()}
         self._variables = {name: text for name, text in texts.items() if isinstance(text, str)}
         self._sources = _sources(directory, settings)
-        environment = _environment()
         try:
-            self._templates = {name: environment.from_string(source) for name, source in self._sources.items()}
-            trees = [environment.parse(source) for source in self._sources.values()]
+            compiled = {name: _compiled(source) for name, source in self._sources.items()}
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"the chat template of {directory} is no jinja2 ({error}, line {error.lineno})") from error
-        self._arguments = frozenset().union(*map(meta.find_undeclared_variables, trees))
+        self._templates = {name: template for name, (template, _) in compiled.items()}
+        self._arguments = frozenset().union(*(arguments for _, arguments in compiled.values()))
         model = _json(directory / "config.json")
         self.context_length: int | None = model.get("max_position_embeddings")
         self.ends = self._end_ids(model)
@@ -259,6 +259,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+@lru_cache(16)
+def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """A template, and the variables that it reads. Compiling takes longer than all else that a model's directory asks
+    for, and replays, traces and tests open the same one again and again."""
+    environment = _environment()
+    return environment.from_string(source), frozenset(meta.find_undeclared_variables(environment.parse(source)))
 
 
 _plain_json = json.JSONEncoder(ensure_ascii=False).encode
