@@ -1,6 +1,5 @@
 """A run whose models are shown other names, words and results than its agents write (docs/augmentation.md)."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from sqlalchemy import select
 from harness.agents import INSTALLED
 from harness.agents.mix import Scaffold, check_kinds
 from harness.setup.stack import RunningProxy
+from proxy.augment.names import Pairs
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import by_id
@@ -24,9 +24,9 @@ KINDS = ",".join(PROMPT_KINDS)
 TASKS = [HELLO | {"id": f"hello-{number}"} for number in range(6)]
 
 
-def tools_named(proxy: RunningProxy, name: str) -> Counter[str]:
-    """How often each tool was called in the model's words; asserts that members of a group are varied alike, and that
-    what varied is listed."""
+def check(proxy: RunningProxy, name: str, calls: int) -> None:
+    """Members of a group are varied alike, what varied is listed, and each model has called `shell` by the name that it
+    was shown."""
     pool = open_pool(proxy.pool)
     run_id = find_run(pool, name).id
     with pool.read() as connection:
@@ -36,17 +36,23 @@ def tools_named(proxy: RunningProxy, name: str) -> Counter[str]:
             .where(attempts.c.run_id == run_id)
         ).all()
     of_group: dict[int, list[str]] = {}
+    shown: dict[int, str] = {}
     for row in rows:
         attempt = by_id(pool, row.id)
         assert attempt is not None
-        assert (row.augmentation or []) == (attempt.variation.lines() if attempt.variation else [])
+        variation = attempt.variation
+        assert (row.augmentation or []) == (variation.lines() if variation else [])
         assert of_group.setdefault(row.group_id, row.augmentation) == row.augmentation
+        renamed = variation is not None and "tool_names" in variation.kinds
+        shown[row.id] = Pairs(["shell"], variation.seed, "tool")["shell"] if variation and renamed else "shell"
     assert len({tuple(kinds) for kinds in of_group.values()}) > 2
-    said: Counter[str] = Counter()
-    for rollout in finished_rollouts(pool, run_id):
-        for item in rollout.completions:
-            said.update(call["function"]["name"] for call in item.reply.get("tool_calls", ()))
-    return said
+    said = [
+        (call["function"]["name"], shown[item.attempt_id])
+        for rollout in finished_rollouts(pool, run_id)
+        for item in rollout.completions
+        for call in item.reply.get("tool_calls", ())
+    ]
+    assert len(said) == calls and all(called == expected for called, expected in said)
 
 
 def test_agents_work_and_models_learn_other_names(
@@ -55,8 +61,7 @@ def test_agents_work_and_models_learn_other_names(
     rows = run("--augment", KINDS, "-n", "2", tasks=TASKS)
     assert [row["reward"] for row in rows] == [1.0] * 12
     assert all(row["trainable"] == row["completions"] == 2 for row in rows)
-    said = tools_named(proxy, tmp_path.name)
-    assert said["shell"] and said.total() == 12 and len(said) > 1
+    check(proxy, tmp_path.name, calls=12)
 
 
 @pytest.mark.long
@@ -65,10 +70,10 @@ def test_unmodified_agents_work_under_every_kind(
     name: str, run: Callable[..., list[dict[str, Any]]], proxy: RunningProxy, tmp_path: Any
 ) -> None:
     need_agent(name)
-    tasks = [task | {"timeout": 240} for task in TASKS[:4]]
+    tasks = [task | {"timeout": 240} for task in TASKS]
     rows = run("--augment", KINDS, "--agent", name, tasks=tasks, command=None)
-    assert [row["reward"] for row in rows] == [1.0] * 4 and all(row["trainable"] == row["completions"] for row in rows)
-    assert len(tools_named(proxy, tmp_path.name)) > 1
+    assert [row["reward"] for row in rows] == [1.0] * 6 and all(row["trainable"] == row["completions"] for row in rows)
+    check(proxy, tmp_path.name, calls=6)
 
 
 def test_an_agent_that_names_its_tools_is_refused() -> None:

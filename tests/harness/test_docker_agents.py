@@ -25,7 +25,7 @@ from tests.harness.scripts import CHECKED
 from tests.harness.test_agents import need_agent
 
 TASKS = sorted(path.name for path in HARBOR.iterdir())
-IN_CI = {"opencode": ["broken-service"], "mini-swe-agent": ["late-orders"]}
+IN_CI = {"mini-swe-agent": ["late-orders"]}
 WITH_SHELL = sorted(set(INSTALLED) - {"aider"})
 LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libtinfo.so.6")
 

@@ -30,6 +30,7 @@ def test_repeated_text_is_read_in_seconds(seed: str) -> None:
     assert time.process_time() - began < 60
 
 
+@pytest.mark.long
 def test_many_short_calls_are_read_in_seconds() -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Measure the speed, and write it to results/n.json."}]
     changes = []

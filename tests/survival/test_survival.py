@@ -37,7 +37,8 @@ SPLITS = {"tensor": "[parallel]\nprocesses = 2\ntensor = 2\n", "data": "[paralle
 """Two ranks, as a section of the trainer's file."""
 STEPS_OF_RANKS = 5
 PROCESSES = ("proxy", "harness", "trainer", "engine")
-SHORT = [["proxy", "harness", "trainer"], ["engine", "trainer", "harness", "proxy"], ["harness", "proxy", "trainer"]]
+ONE_EACH = [["engine", "trainer", "harness", "proxy"]]
+TEN = [["proxy", "harness", "trainer"], *ONE_EACH, ["harness", "proxy", "trainer"]]
 KILLS_IN_A_ROUND = 10
 """More than there are processes, so that some die while they start again."""
 ROUNDS_OF_A_STEP = 2
@@ -86,10 +87,13 @@ def recorded(pool: Pool) -> int:
 
 
 @pytest.mark.timeout(900)
-def test_ten_kills_of_proxy_trainer_harness_and_engine_are_survived(exits: ExitStack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [ONE_EACH, pytest.param(TEN, marks=pytest.mark.long)], ids=["one of each", "ten"])
+def test_kills_of_proxy_trainer_harness_and_engine_are_survived(
+    kills: list[list[str]], exits: ExitStack, tmp_path: Path
+) -> None:
     stage = Stage(tmp_path)
     exits.callback(stage.close)
-    endure(stage, {}, SHORT, exits)
+    endure(stage, {}, kills, exits)
 
 
 @pytest.mark.long
