@@ -89,6 +89,8 @@ class RunState:
                 with FunctionProcess(self.config.batch.function):
                     pass  # it can be imported
             runs.set_queue_limit(self.pool, run.id, self.config.batch.open_groups)
+            rule = self.config.batch.rule()
+            runs.note_lease(self.pool, run.id, rule.groups, rule.window)
             self.monitor = Monitor(self.config, self.pool, run.id)
             print(self.config.batch.text(), flush=True)
             self._ownership = ownership.pop_all()

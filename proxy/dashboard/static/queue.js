@@ -18,6 +18,15 @@ export async function queueOf(box, name, whole, signal) {
         `${num(now.open_groups)} of ${now.limit === null ? "no limit" : num(now.limit)}`,
         "running, waiting to be trained, or of a step whose weights are not pushed yet",
       ],
+      [
+        "a step takes",
+        now.step_groups === null
+          ? "not known"
+          : `${num(now.step_groups)} of ${now.window === null ? "all that are done" : `the window's ${num(now.window)}`}`,
+        now.step_groups === null
+          ? "no trainer has said"
+          : "the window begins at the oldest group that is running or done; framed slots are in it",
+      ],
       ["running", upTo(now.running)],
       ["done, waiting for the trainer", upTo(now.done)],
       ["leased to a step", upTo(now.leased)],
@@ -32,11 +41,6 @@ export async function queueOf(box, name, whole, signal) {
       "p.legend-line",
       {},
       ["RUNNING", "DONE", "LEASED"].map((state) => [h(`i.slot.${state}`), ` ${state.toLowerCase()}  `]),
-      h(
-        "span.quiet",
-        {},
-        "The window begins at the oldest running or done group; its width is the trainer's batch.window, which the pool does not hold.",
-      ),
     ),
     h("h3", {}, "Dropped groups by reason"),
     table(
@@ -54,12 +58,12 @@ export async function queueOf(box, name, whole, signal) {
 
 function slot(each) {
   const open = each.members - each.finished;
-  const text = `group ${each.queue_index}, ${each.task}${each.agent ? ` (${each.agent})` : ""}: ${each.state.toLowerCase()}, ${each.finished} of ${each.members} rollouts finished, ${each.rewards} with a reward, opened ${seconds(each.age_seconds)} ago${each.step === null ? "" : `, step ${each.step}`}`;
+  const text = `group ${each.queue_index}, ${each.task}${each.agent ? ` (${each.agent})` : ""}: ${each.state.toLowerCase()}, ${each.finished} of ${each.members} rollouts finished, ${each.rewards} with a reward, opened ${seconds(each.age_seconds)} ago${each.step === null ? "" : `, step ${each.step}`}${each.in_window ? ", in the window" : ""}`;
   return h(
     "span",
     { role: "listitem" },
     h(
-      `a.slot.${each.state}`,
+      `a.slot.${each.state}${each.in_window ? ".open" : ""}`,
       { href: link(["group", each.group_id]), title: text, "aria-label": text },
       h("i", { vars: { "--part": each.members ? (1 - open / each.members).toFixed(3) : "0" } }),
     ),

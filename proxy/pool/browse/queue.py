@@ -1,5 +1,6 @@
 """The queue of a run as what it is: slots in the order of their turn, who waits for whom, and what left it unused."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.processes.owners import database_time
 from proxy.pool.rollouts.runs import admission
-from proxy.pool.schema import groups, policy_versions, rollouts, tasks
+from proxy.pool.schema import groups, policy_versions, rollouts, runs, tasks
 from proxy.pool.untrained import UntrainedReason
 
 MOST_SLOTS = 512
@@ -37,6 +38,8 @@ class QueueSlot:
     rewards: int
     age_seconds: float
     """Since it was opened."""
+    in_window: bool
+    """Whether the next step may take it once it is done."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,10 @@ class Queue:
     open_groups: int
     limit: int | None
     """None: no trainer has set it."""
+    step_groups: int | None
+    """Groups that a step takes. None: no trainer has said."""
+    window: int | None
+    """Groups, from the oldest waiting one, among which it takes them. None: among all, or no trainer has said."""
     running: int
     done: int
     leased: int
@@ -83,7 +90,8 @@ def queue(pool: Pool, run_id: int) -> Queue:
     now = admission(pool, run_id)
     with snapshot(pool) as connection:
         at = database_time(connection, pool)
-        slots = _slots(connection, run_id, at)
+        lease = connection.execute(select(runs.c.lease_groups, runs.c.lease_window).where(runs.c.id == run_id)).one()
+        slots = _slots(connection, run_id, at, lease.lease_window)
         shown = slots[:MOST_SLOTS]
         dropped = _dropped(connection, run_id)
         newest = _newest(connection, run_id)
@@ -96,6 +104,8 @@ def queue(pool: Pool, run_id: int) -> Queue:
         more=len(slots) > MOST_SLOTS,
         open_groups=now.open_groups,
         limit=now.queue_limit,
+        step_groups=lease.lease_groups,
+        window=lease.lease_window,
         running=counts["RUNNING"],
         done=counts["DONE"],
         leased=counts["LEASED"],
@@ -131,7 +141,7 @@ def _waits(slots: list[QueueSlot], room: int, limit: int | None, paused: str, un
     return ""
 
 
-def _slots(connection: Connection, run_id: int, now: float) -> list[QueueSlot]:
+def _slots(connection: Connection, run_id: int, now: float, window: int | None) -> list[QueueSlot]:
     """Return the open slots, one more than are shown, oldest first."""
     ids = [
         row.id
@@ -159,10 +169,13 @@ def _slots(connection: Connection, run_id: int, now: float) -> list[QueueSlot]:
         .where(groups.c.id.in_(ids))
     )
     rows = sorted(connection.execute(query).all(), key=lambda row: row.queue_index)
-    return [_slot(row, counts.get(row.id), now) for row in rows[: MOST_SLOTS + 1]]
+    begin = min((row.position for row in rows if row.state != "LEASED"), default=0)
+    end = math.inf if window is None else begin + window
+    return [_slot(row, counts.get(row.id), now, end) for row in rows[: MOST_SLOTS + 1]]
 
 
-def _slot(row: Any, counts: Any, now: float) -> QueueSlot:
+def _slot(row: Any, counts: Any, now: float, end: float) -> QueueSlot:
+    """`end`: the position behind the window."""
     return QueueSlot(
         group_id=row.id,
         queue_index=row.queue_index,
@@ -176,6 +189,7 @@ def _slot(row: Any, counts: Any, now: float) -> QueueSlot:
         finished=counts.finished if counts else 0,
         rewards=counts.rewards if counts else 0,
         age_seconds=max(0.0, now - row.created_at),
+        in_window=row.state != "LEASED" and row.position < end,
     )
 
 

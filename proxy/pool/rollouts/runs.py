@@ -117,6 +117,14 @@ def set_queue_limit(pool: Pool, run_id: int, limit: int) -> None:
         connection.execute(update(runs).where(runs.c.id == run_id).values(queue_limit=limit))
 
 
+@retried
+def note_lease(pool: Pool, run_id: int, groups: int, window: int | None) -> None:
+    """Note for readers of the pool what a train step takes (proxy/pool/training/windowed_fifo.py: LeaseRule)."""
+    with pool.write() as connection:
+        values = {"lease_groups": groups, "lease_window": window}
+        connection.execute(update(runs).where(runs.c.id == run_id).values(values))
+
+
 def admission(pool: Pool, run_id: int) -> Admission:
     """Read what a harness needs to know before it opens another group."""
     with pool.read() as connection:

@@ -16,7 +16,7 @@ from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
-from proxy.pool.rollouts.runs import open_run, set_queue_limit
+from proxy.pool.rollouts.runs import note_lease, open_run, set_queue_limit
 from proxy.pool.schema import attempts, completions
 from proxy.pool.training.fates import CompletionFate, RolloutFate
 from proxy.pool.training.interventions import Cause, pause
@@ -144,6 +144,7 @@ def story(pool: Pool, checkpoints: str = "/nowhere/checkpoints", steps: int = 3)
     """Fill a pool."""
     run = open_run(pool, "train", "train", {"seed": 1, "sandbox": "process"})
     set_queue_limit(pool, run.id, 4)
+    note_lease(pool, run.id, 1, 2)
     publish_next(
         pool, run.id, Published(step=0, checkpoint=f"{checkpoints}/step-000000", hf_dir="/nowhere/0", metrics={})
     )

@@ -75,6 +75,7 @@ def test_steps_are_spread_evenly_with_both_ends() -> None:
 async def test_the_queue_shows_slots_and_says_who_waits(visitor: Visitor, told: Story) -> None:
     queue = await visitor.ask("runs/train/queue")
     assert [(slot["state"], slot["members"], slot["finished"]) for slot in queue["slots"]][-1] == ("RUNNING", 2, 0)
+    assert (queue["step_groups"], queue["window"], queue["slots"][-1]["in_window"]) == (1, 2, True)
     assert queue["limit"] == 4 and queue["waits"].endswith("rule kl_rollout has paused the run")
     dropped = {each["reason"]: each["groups"] for each in queue["dropped"]}
     assert dropped == {"too_few_valid": 1} and queue["dropped_of"] == 1
