@@ -52,7 +52,7 @@ ENGINE = {
 """Tests that share the session's real engine, which takes half a minute to start."""
 RUNS = {
     *(f"harness/test_{name}.py" for name in (
-        "admin_key", "agents", "agents_faults", "docker_agents", "engine_outage", "validate",
+        "admin_key", "agents", "agents_faults", "augmented_prompts", "docker_agents", "engine_outage", "validate",
     )),
     "harness/native/test_run.py", "survival/test_survival.py", "test_benchmarks.py",
 }  # fmt: skip
