@@ -5,81 +5,75 @@ with the same history come to the same prompt. The pool records what the model s
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from proxy.augment import texts
-from proxy.augment.names import Pairs
+from proxy.augment.names import MOST, Pairs
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.base import parsed_arguments
 from proxy.pool.rollouts.prompt_variations import PromptVariation
 
+WHOLE = frozenset(
+    {"type", "properties", "required", "additionalProperties", "description", "title", "$schema", "strict"}
+)
+"""Keys of a schema that name no argument beside `properties` and `required`. A schema with others keeps its names."""
 
-@dataclass
+
 class PromptView:
     """The view of one attempt. Any thread may use it."""
 
-    variation: PromptVariation | None
-    _tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Tools that requests have offered so far -> their arguments, in the agent's words. Replaced as a whole."""
-    _learning: Lock = field(default_factory=Lock)
-    """Two requests at once would each add to what was known before both, and the names of one would be lost."""
+    def __init__(self, variation: PromptVariation | None):
+        self.variation = variation
+        self._kinds = frozenset(variation.kinds) if variation else frozenset()
+        self._seed = variation.seed if variation else 0
+        self._names = Pairs((), self._seed, "tool")
+        """Of tools that requests have offered so far."""
+        self._keys: dict[str, Pairs] = {}
+        """Tool, in the agent's words -> its arguments."""
 
     def shown(self, call: Call) -> Call:
         """The request as the model is shown it."""
-        if self.variation is None or not call.messages:
+        if not self._kinds or not call.messages:
             return call
-        self._learn(call.tools)
-        names = self._names()
+        self.learn(call.tools)
         constraint = call.constraint
         if constraint is not None and constraint.calls is not None:
-            constraint = replace(constraint, calls=tuple(names[name] for name in constraint.calls))
+            constraint = replace(constraint, calls=tuple(self._names[name] for name in constraint.calls))
         return replace(
             call,
-            messages=tuple(self._message(message, names) for message in call.messages),
-            tools=tuple(self._tool(tool, names) for tool in call.tools),
+            messages=tuple(map(self._message, call.messages)),
+            tools=tuple(map(self._tool, call.tools)),
             constraint=constraint,
         )
 
     def told(self, reply: Reply) -> Reply:
         """The answer as the agent gets it."""
-        if self.variation is None or not reply.tool_calls:
+        if not self._kinds or not reply.tool_calls:
             return reply
-        names = self._names()
-        return replace(reply, tool_calls=tuple(self._told(call, names) for call in reply.tool_calls))
+        return replace(reply, tool_calls=tuple(map(self._told, reply.tool_calls)))
 
-    def _learn(self, tools: Sequence[dict[str, Any]]) -> None:
-        with self._learning:
-            known = dict(self._tools)
-            for tool in tools:
-                name = _name(tool)
-                known[name] = tuple(dict.fromkeys((*known.get(name, ()), *_arguments(tool))))
-            self._tools = known
+    def learn(self, tools: Sequence[dict[str, Any]]) -> None:
+        """Give the names of tools that are offered their pairs."""
+        functions = [tool["function"] for tool in tools]
+        if "tool_names" in self._kinds:
+            self._names.learn(function["name"] for function in functions)
+        if "argument_names" in self._kinds:
+            for function in functions:
+                tool = function["name"]
+                if len(self._keys) >= MOST:
+                    break
+                new = Pairs((), self._seed, f"argument of {tool}")
+                self._keys.setdefault(tool, new).learn(_arguments(function))  # as one step, whatever thread comes next
 
-    def _has(self, kind: str) -> bool:
-        return self.variation is not None and kind in self.variation.kinds
-
-    @property
-    def _seed(self) -> int:
-        return self.variation.seed if self.variation else 0
-
-    def _names(self) -> Pairs:
-        return Pairs(self._tools if self._has("tool_names") else (), self._seed, "tool")
-
-    def _keys(self, tool: str) -> Pairs:
-        """The pairs of a tool's arguments. `tool`: its name in the agent's words."""
-        known = self._tools.get(tool, ()) if self._has("argument_names") else ()
-        return Pairs(known, self._seed, f"argument of {tool}")
-
-    def _tool(self, tool: dict[str, Any], names: Pairs) -> dict[str, Any]:
+    def _tool(self, tool: dict[str, Any]) -> dict[str, Any]:
         function = dict(tool["function"])
         own = function["name"]
-        function["name"] = names[own]
-        if self._has("descriptions") and function.get("description"):
+        function["name"] = self._names[own]
+        if "descriptions" in self._kinds and function.get("description"):
             function["description"] = texts.shorter(function["description"])
         if isinstance(parameters := function.get("parameters"), dict):
             function["parameters"] = self._parameters(parameters, own)
@@ -89,65 +83,62 @@ class PromptView:
         properties = parameters.get("properties")
         if not isinstance(properties, dict):
             return parameters
-        keys, order = self._keys(tool), list(properties)
-        if self._has("argument_order"):
+        order = list(properties)
+        if "argument_order" in self._kinds:
             random.Random(f"{self._seed}/order of {tool}").shuffle(order)
-        shown = parameters | {"properties": {keys[key]: properties[key] for key in order}}
+        shown = parameters | {"properties": {self._key(tool, key): properties[key] for key in order}}
         if isinstance(required := parameters.get("required"), list):
-            shown["required"] = [keys[key] if isinstance(key, str) else key for key in required]
+            shown["required"] = [self._key(tool, key) if isinstance(key, str) else key for key in required]
         return shown
 
-    def _message(self, message: dict[str, Any], names: Pairs) -> dict[str, Any]:
+    def _key(self, tool: str, argument: str) -> str:
+        """The other name of an argument. `tool`: its name in the agent's words."""
+        keys = self._keys.get(tool)
+        return argument if keys is None else keys[argument]
+
+    def _message(self, message: dict[str, Any]) -> dict[str, Any]:
         content = message.get("content")
-        if message["role"] in ("system", "developer") and self._has("system_prompt") and isinstance(content, str):
+        if message["role"] == "system" and "system_prompt" in self._kinds and isinstance(content, str):
             return message | {"content": texts.paraphrase(content, self._seed)}
         if message["role"] == "tool":
-            return message | self._result(message, names)
+            return message | self._result(message)
         if calls := message.get("tool_calls"):
-            return message | {"tool_calls": [self._history_call(call, names) for call in calls]}
+            return message | {"tool_calls": [self._history_call(call) for call in calls]}
         return message
 
-    def _result(self, message: dict[str, Any], names: Pairs) -> dict[str, Any]:
+    def _result(self, message: dict[str, Any]) -> dict[str, Any]:
         changed: dict[str, Any] = {}
         if isinstance(name := message.get("name"), str):
-            changed["name"] = names[name]
+            changed["name"] = self._names[name]
         if isinstance(content := message.get("content"), str):
-            content = texts.cut(content, self._seed) if self._has("truncation") else content
-            content = texts.observation(content, self._seed) if self._has("observations") else content
+            content = texts.cut(content, self._seed) if "truncation" in self._kinds else content
+            content = texts.observation(content, self._seed) if "observations" in self._kinds else content
             changed["content"] = content
         return changed
 
-    def _history_call(self, call: dict[str, Any], names: Pairs) -> dict[str, Any]:
+    def _history_call(self, call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
         own, arguments = function["name"], function["arguments"]
         if isinstance(arguments, dict):
-            arguments = _renamed(arguments, self._keys(self._own(own, names)))
-        return call | {"function": function | {"name": names[own], "arguments": arguments}}
+            arguments = self._renamed(arguments, own)
+        return call | {"function": function | {"name": self._names[own], "arguments": arguments}}
 
-    def _told(self, call: ToolCall, names: Pairs) -> ToolCall:
-        own = names[call.name]
+    def _told(self, call: ToolCall) -> ToolCall:
+        own = self._names[call.name]
         arguments = parsed_arguments(call.arguments)
-        keys = self._keys(self._own(own, names))
-        if isinstance(arguments, dict) and (told := _renamed(arguments, keys)).keys() != arguments.keys():
+        if isinstance(arguments, dict) and (told := self._renamed(arguments, own)).keys() != arguments.keys():
             return ToolCall(call.id, own, msgspec.json.encode(told).decode())
         return ToolCall(call.id, own, call.arguments)
 
-    def _own(self, name: str, names: Pairs) -> str:
-        """The tool that a name stands for, in whichever words."""
-        return name if name in self._tools else names[name]
+    def _renamed(self, arguments: dict[str, Any], tool: str) -> dict[str, Any]:
+        """The arguments under their other names, in their order. `tool`: as the agent calls it, or is told."""
+        known = tool if tool in self._keys else self._names[tool]
+        return {self._key(known, key): value for key, value in arguments.items()}
 
 
-def _name(tool: dict[str, Any]) -> str:
-    return tool["function"]["name"]
-
-
-def _arguments(tool: dict[str, Any]) -> tuple[str, ...]:
-    parameters = tool["function"].get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    return tuple(properties) if isinstance(properties, dict) else ()
-
-
-def _renamed(arguments: dict[str, Any], keys: Pairs) -> dict[str, Any]:
-    """The arguments under their other names, in their order."""
-    renamed = {keys[key]: value for key, value in arguments.items()}
-    return renamed if len(renamed) == len(arguments) else arguments
+def _arguments(function: dict[str, Any]) -> Iterable[str]:
+    """The arguments whose names may be changed: all, or none where the schema speaks of them elsewhere, too."""
+    parameters = function.get("parameters")
+    if not isinstance(parameters, dict) or not isinstance(properties := parameters.get("properties"), dict):
+        return ()
+    return properties if parameters.keys() <= WHOLE else ()

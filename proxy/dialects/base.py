@@ -17,6 +17,8 @@ from proxy.parsing.turn_parser import Piece
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 SEAL = b"blackforge:"
+GRAMMAR = "The input follows this grammar:"
+"""Begins the grammar of a custom tool in its description."""
 SEALED = "YmxhY2tmb3JnZT"
 """What base64 makes of the seal, as far as the text after it does not change it."""
 SAMPLING_FIELDS = (

@@ -183,6 +183,9 @@ def _check(request: _Request) -> None:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
             refuse(f"tools[{i}]", "is not a function with a name; send {'type': 'function', 'function': {'name': ...}}")
+        for key in ("name", "description"):
+            if not isinstance(function.get(key), str | None):
+                refuse(f"tools[{i}].function.{key}", "is no text; send one")
 
 
 def _message(message: _Message, index: int) -> dict[str, Any]:

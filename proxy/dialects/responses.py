@@ -18,6 +18,7 @@ import msgspec
 
 from proxy.call import Call, CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.base import (
+    GRAMMAR,
     at_least_one,
     effort_options,
     is_sealed,
@@ -197,7 +198,7 @@ def _tools(tools: Sequence[_Tool], where: str, space: str = "") -> Iterator[tupl
 
 def _custom(name: str, tool: _Tool) -> dict[str, Any]:
     grammar = (tool.format or {}).get("definition")
-    texts = [tool.description, f"The input follows this grammar:\n{grammar}" if grammar else None]
+    texts = [tool.description, f"{GRAMMAR}\n{grammar}" if grammar else None]
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return tool_definition(name, "\n\n".join(filter(None, texts)), parameters)
 
@@ -217,6 +218,11 @@ def response(call: Call, answer: Reply) -> dict[str, Any]:
     stream.deltas([piece for piece in (Reasoning(answer.reasoning), text) if piece.text])
     stream.closing(answer)
     return stream.response
+
+
+def offered(fields: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The tools of a stored request, in the chat template's form."""
+    return tuple(tool for _, (tool, _) in _tools(msgspec.convert(fields["tools"], list[_Tool]), "tools"))
 
 
 def stored_response(own: dict[str, Any], fields: dict[str, Any], answer: Reply) -> dict[str, Any]:

@@ -339,7 +339,7 @@ def _migrate(pool: Pool) -> None:
 def _create(connection: Connection) -> None:
     """Make the tables of a new pool at once. They are those that all migrations make, which take several times as long,
     and Alembic a third of a second to import."""
-    metadata.create_all(connection)
+    metadata.create_all(connection, checkfirst=False)  # what has these names is refused, not taken for ours
     # Alembic's own table, from which the next migration goes on
     connection.execute(text("create table alembic_version (version_num varchar(32) not null primary key)"))
     connection.execute(text("insert into alembic_version values (:head)"), {"head": HEAD})

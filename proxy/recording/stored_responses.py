@@ -18,7 +18,7 @@ import msgspec
 from proxy.augment.view import PromptView
 from proxy.call import CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.response_items import Item, encoded
-from proxy.dialects.responses import stored_response, usage
+from proxy.dialects.responses import offered, stored_response, usage
 from proxy.http.limits import LIMITS, RequestLimits
 from proxy.pool.completions.common_prefix import common_length
 from proxy.pool.completions.records import CUT_FINISH_REASONS, NewResponse
@@ -186,6 +186,7 @@ class StoredResponses:
     def _object(self, stored: StoredResponse, fields: dict[str, Any]) -> dict[str, Any]:
         """The response object of a stored response, as it was sent."""
         message, row = stored.reply, stored.row
+        self._view.learn(offered(fields[row.fields_of or row.id]))
         calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
         reply = Reply(
             content=message.get("content") or "",

@@ -41,7 +41,9 @@ def tables(connection: Connection) -> dict[str, Any]:
     seen = inspect(connection)
 
     def checks(table: str) -> list[tuple[str, str]]:
-        return sorted((each["name"], " ".join(each["sqltext"].split())) for each in seen.get_check_constraints(table))
+        return sorted(
+            (str(each["name"]), " ".join(each["sqltext"].split())) for each in seen.get_check_constraints(table)
+        )
 
     def index(each: Any) -> str:
         options = {name: str(value) for name, value in each.get("dialect_options", {}).items()}  # such as its `where`
@@ -55,12 +57,30 @@ def tables(connection: Connection) -> dict[str, Any]:
             },
             "key": seen.get_pk_constraint(name)["constrained_columns"],
             "references": sorted(map(repr, seen.get_foreign_keys(name))),
+            "never again": "AUTOINCREMENT" in (_text(connection, name) or ""),
             "unique": sorted(sorted(each["column_names"]) for each in seen.get_unique_constraints(name)),
             "indexes": sorted(map(index, seen.get_indexes(name))),
             "checks": checks(name),
         }
         for name in seen.get_table_names()
     }
+
+
+def _text(connection: Connection, table: str) -> str | None:
+    """SQLite's text of a table, which alone says whether ids are never used again."""
+    if connection.dialect.name != "sqlite":
+        return None
+    query = text("select sql from sqlite_master where type = 'table' and name = :name")
+    return connection.execute(query, {"name": table}).scalar()
+
+
+def test_a_database_with_tables_of_another_program_is_refused(database: str) -> None:
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        connection.execute(text("create table runs (run_uuid varchar(32))"))
+    engine.dispose()
+    with pytest.raises(UserError, match="cannot be opened .*runs.* already exists"):
+        open_pool(database)
 
 
 def test_opening_twice_keeps_the_data(database: str) -> None:

@@ -18,6 +18,10 @@ from proxy.augment import texts
 from proxy.augment.names import Pairs
 from proxy.augment.view import PromptView
 from proxy.call import Call, Constraint, Reply, ToolCall
+from proxy.dialects.base import GRAMMAR
+from proxy.pool.behaviour.actions import Action
+from proxy.pool.behaviour.results import failure
+from proxy.pool.completions.observed import ToolResult
 from proxy.pool.completions.records import Completion
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.attempts import by_key, open_attempt
@@ -149,6 +153,91 @@ def test_each_kind_changes_what_it_says_and_nothing_else() -> None:
         "observations": {"result"},
         "truncation": {"result"},
     }
+
+
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("bash", {"command": "rm -rf build; cat tests/test_a.py"}),
+    ("shell", {"cmd": "git log"}),
+    ("run_command", {"command": "make test", "timeout": 3}),
+    ("execute_bash", {"script": "ls"}),
+    ("read_file", {"path": "a.py", "start_line": 3}),
+    ("view", {"filePath": "a.py"}),
+    ("write_file", {"file_path": "a.py", "content": "x = 1"}),
+    ("create_file", {"path": "a.py", "file_text": "x = 1"}),
+    ("edit_file", {"path": "a.py", "old_string": "x = 1", "new_string": "x = 2"}),
+    ("str_replace_editor", {"command": "view", "path": "a.py"}),
+    ("todo_write", {"content": "later"}),
+    ("write_stdin", {"input": "y"}),
+    ("grep", {"pattern": "x"}),
+    ("list_dir", {"path": "."}),
+    ("web_fetch", {"url": "http://x"}),
+)
+
+
+def test_behaviour_is_read_from_the_models_words_as_from_the_agents() -> None:
+    for seed in range(200):
+        seen = view("tool_names", "argument_names", seed=seed)
+        for name, arguments in CALLS:
+            parameters = {"type": "object", "properties": {key: {"type": "string"} for key in arguments}}
+            function = {"name": name, "parameters": parameters}
+            shown = seen.shown(Call(model="m", messages=(user("hi"),), tools=({"function": function},)))
+            other = shown.tools[0]["function"]
+            keys = list(other["parameters"]["properties"])
+            said = dict(zip(keys, arguments.values(), strict=True))
+            one, two = (
+                Action(1, 0, tool, msgspec.json.encode(given).decode())
+                for tool, given in ((name, arguments), (other["name"], said))
+            )
+            for what in ("sort", "script", "path", "written_files"):
+                assert getattr(two, what) == getattr(one, what), (seed, name, other["name"], said, what)
+
+
+def test_a_failure_is_seen_in_every_frame() -> None:
+    for text in ("Exit code: 1\nboom", '{"returncode": 1, "output": ""}', "Error: no such tool", "x\n[exit code: 2]"):
+        plain = ToolResult(call="c", name="", head=text, size=len(text))
+        why = failure(Action(1, 0, "bash", '{"command": "frob"}', result=plain))
+        assert why
+        for seed in range(20):
+            framed = texts.observation(text, seed)
+            result = ToolResult(call="c", name="", head=framed, size=len(framed))
+            assert failure(Action(1, 0, "bash", '{"command": "frob"}', result=result)) == why
+        long = texts.observation("y" * 400 + text, 3)
+        cut = ToolResult(call="c", name="", head=long[:300], tail=long[-200:], size=len(long))
+        raw = "y" * 400 + text
+        assert failure(Action(1, 0, "bash", '{"command": "frob"}', result=cut)) == failure(
+            Action(1, 0, "bash", '{"command": "frob"}', result=ToolResult("c", "", raw[:300], raw[-200:], len(raw)))
+        )
+
+
+def test_a_pair_stays_whatever_is_offered_later() -> None:
+    for seed in range(200):
+        pairs = Pairs(["read_file"], seed, "tool")
+        before = pairs["read_file"]
+        pairs.learn([before, "view_file", "readFile", "bash", "shell"])
+        assert pairs["read_file"] == before and pairs[before] == "read_file"
+        names = ["read_file", before, "view_file", "readFile", "bash", "shell"]
+        assert len({pairs[name] for name in names}) == len(set(names))
+    long = Pairs(["x" * 65, *(f"tool_{number}" for number in range(3000))], 1, "tool")
+    assert long["x" * 65] == "x" * 65 and long["tool_2999"] == "tool_2999"
+
+
+def test_names_stay_where_a_schema_speaks_of_them_elsewhere() -> None:
+    either = {**READ["parameters"], "anyOf": [{"required": ["path"]}, {"required": ["start_line"]}]}
+    tool = {"type": "function", "function": {**READ, "parameters": either}}
+    for seed in range(20):
+        shown = view("argument_names", seed=seed).shown(Call(model="m", messages=(user("hi"),), tools=(tool,)))
+        assert shown.tools[0]["function"]["parameters"] == either
+
+
+def test_the_grammar_of_a_custom_tool_is_kept() -> None:
+    whole = f"Apply a patch.\n\nMore.\n\n{GRAMMAR}\nstart: x\n\nx: y"
+    assert texts.shorter(whole) == f"Apply a patch.\n\n{GRAMMAR}\nstart: x\n\nx: y"
+    assert texts.shorter("One.\n\nTwo.") == "One."
+
+
+def test_a_long_system_prompt_stays_as_it_is() -> None:
+    long = "do not " * 40_000
+    assert texts.paraphrase(long, 1) == long
 
 
 def test_a_cut_result_says_how_much_is_missing() -> None:
@@ -313,6 +402,31 @@ async def test_a_required_call_is_begun_under_the_name_that_the_model_is_shown(s
     begun = script.prompts[-1].rpartition("<|im_start|>assistant\n")[2]
     assert shown != "bash" and begun.endswith(f'<tool_call>\n{{"name": "{shown}')
     assert called("chat", answer)[:2] == ("bash", {})
+
+
+@pytest.mark.parametrize(("key", "value"), [("name", 5), ("name", ["a"]), ("description", 5), ("description", ["x"])])
+async def test_a_tool_of_odd_shape_is_refused(key: str, value: Any, serve: Serve) -> None:
+    stand = await serve(obey)
+    tools = [{"type": "function", "function": {**RUN, key: value}}]
+    asked = {"model": "tiny", "messages": [user("go")], "tools": tools}
+    answer = await stand.ask(PATH["chat"], asked, Authorization=f"Bearer {varied_key(stand)}")
+    assert answer["status"] == 400 and answer["error"]["param"] == f"tools[0].function.{key}"
+
+
+async def test_a_proxy_that_starts_in_the_middle_tells_a_stored_response_as_it_was(serve: Serve) -> None:
+    stand = await serve(obey)
+    key = varied_key(stand)
+    agent = {"Authorization": f"Bearer {key}"}
+    asked = body("responses", first_turn("responses")) | {"store": True}
+    answer = await stand.ask(PATH["responses"], asked, **agent)
+    later = await serve(obey)
+    async with later.http.get(f"{later.url}/v1/responses/{answer['id']}", headers=agent) as again:
+        assert (await again.json())["output"] == answer["output"]
+    (*_, result) = called("responses", answer)[2]
+    latest = await serve(obey)
+    more = asked | {"input": [result], "previous_response_id": answer["id"]}
+    assert (await latest.ask(PATH["responses"], more, **agent))["status"] == 200
+    assert stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
 
 
 async def test_a_stream_has_the_agents_words(serve: Serve) -> None:

@@ -12,7 +12,10 @@ from harness.tasks.schema import McpServer
 from proxy.pool.rollouts.prompt_variations import NAMES, PromptKind
 
 PROGRAMS = Path(__file__).with_name("programs")
-MAIN = "from programs.{module} import main\n\nmain()\n"
+MAIN = "import {package}\n\nfrom programs.{module} import main\n\nmain()\n"
+"""Imports the SDK first, so that the check of an installation, `--help`, finds one that does not load."""
+PACKAGES_OF = {"openai_agents": "agents"}
+"""Module of a program -> what its SDK is imported as, where that is another name."""
 QUIET = {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1", "PYDANTIC_DISABLE_PLUGINS": "true"}
 """No SDK asks a service of its own."""
 
@@ -27,14 +30,15 @@ class SdkAgent(FromRegistry):
         self.fixed = fixed
         self.name, self._requirements = name, requirements
         self._module = name.replace("-", "_")
-        digest = hashlib.sha256(repr(requirements).encode())
+        digest = hashlib.sha256(repr((MAIN, requirements)).encode())
         for file in ("common", self._module):
             digest.update((PROGRAMS / f"{file}.py").read_bytes())
         # a bundle with another program or other packages is not taken for this one
         self.package = Package(name, f"{version}+{digest.hexdigest()[:8]}", PACKAGES, "python")
 
     def install(self) -> None:
-        pip_install(self.package, self._requirements, MAIN.format(module=self._module), beside=PROGRAMS)
+        text = MAIN.format(package=PACKAGES_OF.get(self._module, self._module), module=self._module)
+        pip_install(self.package, self._requirements, text, beside=PROGRAMS)
 
     def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         binary = shlex.join(self.package.command(bundle))

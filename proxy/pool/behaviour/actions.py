@@ -21,13 +21,13 @@ from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
 Sort = Literal["shell", "edit", "read", "search", "web", "other"]
 SORTS: tuple[tuple[Sort, str], ...] = (
     ("web", r"web|browse|fetch|http|url"),
-    ("search", r"grep|glob|search|find|^ls$|list_?(dir|files)"),
+    ("search", r"(?<!strin)grep|glob|search|find|^ls$|list_?(dir|files)"),
     (
         "edit",
-        r"edit|(?<!todo)(?<!todo_)write(?!_stdin)|patch|replace|create_?file|insert|update_?file|delete_?file|remove_?file",
+        r"edit|(?<!todo)(?<!todo_)write(?!_?stdin)|patch|replace|create_?file|insert|update_?file|delete_?file|remove_?file",
     ),
     ("read", r"read|view|^cat$|open_?file|get_?file"),
-    ("shell", r"bash|shell|exec|terminal|run_?command|^cmd$|^command$|console"),
+    ("shell", r"bash|shell|exec|terminal|run_?(?:command|cmd|script)|^cmd$|^command$|console"),
 )
 PATH = ("filePath", "file_path", "path", "filename", "file", "target_file", "notebook_path", "absolute_path")
 NEW = ("content", "new_string", "newString", "new_str", "file_text", "new_text", "insert_text", "code_edit", "contents")
@@ -95,7 +95,7 @@ class Action:
         if self.call is None:
             return "shell"
         sort: Sort = next((sort for sort, names in SORTS if re.search(names, self.tool, re.IGNORECASE)), "other")
-        viewed = sort == "edit" and (self.arguments or {}).get("command") == "view"  # an editor that can also show
+        viewed = sort == "edit" and self._field(SCRIPT[:3]) == "view"  # an editor that can also show
         return "read" if viewed else sort
 
     @cached_property
@@ -144,7 +144,7 @@ class Action:
             added = "\n".join(line[1:] for line in self.patch.splitlines() if line.startswith("+"))
             return [(match[1] or match[2], added) for match in _PATCHED.finditer(self.patch)]
         if self.sort == "edit":
-            edits = (self.arguments or {}).get("edits")
+            edits = self._field(("edits",))
             parts = [part for part in edits if isinstance(part, dict)] if isinstance(edits, list) else []
             texts = [self._field(NEW), *(part.get(name) for part in parts for name in NEW)]
             return [(self.path, "\n".join(text for text in texts if isinstance(text, str)))] if self.path else []
@@ -156,8 +156,13 @@ class Action:
         return value if isinstance(value, str) else None
 
     def _field(self, names: Sequence[str]) -> Any:
-        arguments = self.arguments or {}
-        return next((arguments[name] for name in names if name in arguments), None)
+        """The first of these arguments, in whichever style its name is written (proxy/augment varies that)."""
+        arguments = {_plain(name): value for name, value in (self.arguments or {}).items()}
+        return next((arguments[name] for name in map(_plain, names) if name in arguments), None)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def _written(command: Command) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ that answers a question (`grep` without a match, a test that fails) is no failur
 import re
 
 from proxy.pool.behaviour.actions import Action
+from proxy.pool.behaviour.frames import unframed
 from proxy.pool.completions.observed import ToolResult
 
 _EXIT_CODES = (
@@ -55,9 +56,9 @@ ERROR_LENGTH = 300
 
 def failure(action: Action) -> str:
     """Return why the call failed, as far as its result says; empty: it did not, or nothing is known of it."""
-    result = action.result
-    if result is None:
+    if action.result is None:
         return ""
+    result = unframed(action.result)
     code = _exit_code(result)
     ends = f"{result.head[:ERROR_LENGTH]}\n{(result.tail or result.head)[-ERROR_LENGTH:]}"
     stopped = code in TIMEOUT_CODES or (code != 0 and bool(_TIMED_OUT.search(ends)))

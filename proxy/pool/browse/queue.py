@@ -149,6 +149,7 @@ def _slots(connection: Connection, run_id: int, now: float, window: int | None) 
         for row in connection.execute(
             select(groups.c.id)
             .where(groups.c.run_id == run_id, groups.c.state == state, groups.c.purpose.is_(None))
+            .order_by(groups.c.position)
             .limit(MOST_SLOTS + 1)
         )
     ]

@@ -4,6 +4,7 @@ The SDK brings Claude Code's program and drives it over its standard input and o
 """
 
 import asyncio
+import os
 
 from .common import Work
 
@@ -19,7 +20,7 @@ async def _work(work: Work) -> None:
         model=work.model,
         permission_mode="bypassPermissions",
         system_prompt={"type": "preset", "preset": "claude_code"},
-        mcp_servers=work.servers,
+        mcp_servers=os.environ["MCP_FILE"] if work.servers else {},  # a dict would stand on a command line
         strict_mcp_config=True,
     )
     async for message in query(prompt=work.instruction, options=options):

@@ -8,14 +8,14 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MINUTES = 10
 """Limit of a command."""
 CALL_SECONDS = 1200
 """Limit of a model call, which waits while weights are updated."""
-SHOWN = 16_000
-"""Characters of a command's output that the model sees: the first and the last half."""
+SHOWN = 8_000
+"""Bytes of the beginning and of the end of a command's output that the model sees."""
 TURNS = 10_000
 """More than any task allows; the harness and the task have the limits that count."""
 SYSTEM = "You work on a task on a Linux machine, in the current directory. Use your tools, and end when it is done."
@@ -43,28 +43,38 @@ class Work:
 
 
 def shell(command: str) -> str:
-    """Run a command line in the working directory and return what it prints and its exit status.
+    """Run a command line in the working directory and return what it prints and its exit code.
 
     Args:
         command: The command line, for sh. It ends after ten minutes.
     """
     # a file, not a pipe: a server that the command leaves in the background would keep a pipe open
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
         try:
-            end = f"exit status {process.wait(60 * MINUTES)}"
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # too long, or with a character that no command may have
+            return f"[the command cannot be run: {error}]"
+        try:
+            end = f"exit code: {process.wait(60 * MINUTES)}"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            end = f"ended after {MINUTES} minutes"
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    if len(text) > SHOWN:
-        text = f"{text[: SHOWN // 2]}\n[{len(text) - SHOWN} characters left out]\n{text[-SHOWN // 2 :]}"
-    return f"{text}[{end}]"
+            end = f"the command timed out after {MINUTES} minutes"
+        return f"{_shown(output)}\n[{end}]"
+
+
+def _shown(output: IO[bytes]) -> str:
+    """The beginning and the end of an output, of which there may be gigabytes."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(0)
+    if size <= 2 * SHOWN:
+        return output.read().decode(errors="replace")
+    begin = output.read(SHOWN).decode(errors="replace")
+    output.seek(-SHOWN, os.SEEK_END)
+    return f"{begin}\n[{size - 2 * SHOWN} bytes are left out]\n{output.read().decode(errors='replace')}"

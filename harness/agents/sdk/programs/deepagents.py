@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import AsyncExitStack
 
 from .common import CALL_SECONDS, MINUTES, TURNS, Work
 
@@ -14,6 +15,7 @@ async def _work(work: Work) -> None:
     from deepagents import create_deep_agent
     from deepagents.backends import LocalShellBackend
     from langchain_mcp_adapters.client import MultiServerMCPClient
+    from langchain_mcp_adapters.tools import load_mcp_tools
     from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(
@@ -28,10 +30,14 @@ async def _work(work: Work) -> None:
     }
     for server in servers.values():
         server.pop("type")
-    agent = create_deep_agent(
-        model,
-        tools=await MultiServerMCPClient(servers).get_tools(),
-        backend=LocalShellBackend(os.getcwd(), virtual_mode=False, inherit_env=True, timeout=60 * MINUTES),
-    )
-    messages = [{"role": "user", "content": work.instruction}]
-    await agent.ainvoke({"messages": messages}, {"recursion_limit": TURNS})
+    client, tools = MultiServerMCPClient(servers), []
+    async with AsyncExitStack() as stack:  # one session for all calls of a server, which may keep a state
+        for name in servers:
+            tools += await load_mcp_tools(await stack.enter_async_context(client.session(name)))
+        agent = create_deep_agent(
+            model,
+            tools=tools,
+            backend=LocalShellBackend(os.getcwd(), virtual_mode=False, inherit_env=True, timeout=60 * MINUTES),
+        )
+        messages = [{"role": "user", "content": work.instruction}]
+        await agent.ainvoke({"messages": messages}, {"recursion_limit": TURNS})

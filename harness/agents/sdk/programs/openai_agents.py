@@ -11,7 +11,7 @@ def main() -> None:
 
 
 async def _work(work: Work) -> None:
-    from agents import Agent, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+    from agents import Agent, RunConfig, Runner, function_tool, set_default_openai_client, set_tracing_disabled
     from agents.mcp import MCPServerStdio, MCPServerStreamableHttp
     from openai import AsyncOpenAI
 
@@ -31,4 +31,5 @@ async def _work(work: Work) -> None:
             tools=[function_tool(shell)],
             mcp_servers=servers,
         )
-        await Runner.run(agent, work.instruction, max_turns=TURNS)
+        config = RunConfig(tool_not_found_behavior="return_error_to_model")  # else the first unknown name ends the run
+        await Runner.run(agent, work.instruction, max_turns=TURNS, run_config=config)

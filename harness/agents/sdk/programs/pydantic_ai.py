@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from .common import CALL_SECONDS, SYSTEM, Work, shell
+from .common import CALL_SECONDS, SYSTEM, TURNS, Work, shell
 
 
 def main() -> None:
@@ -20,6 +20,7 @@ async def _work(work: Work) -> None:
 
     model = OpenAIChatModel(work.model, provider=OpenAIProvider(openai_client=AsyncOpenAI(timeout=CALL_SECONDS)))
     toolsets = load_mcp_toolsets(os.environ["MCP_FILE"]) if work.servers else []
-    agent = Agent(model, instructions=SYSTEM, tools=[shell], toolsets=toolsets)
+    # by default the second faulty call in a row ends the run
+    agent = Agent(model, instructions=SYSTEM, tools=[shell], toolsets=toolsets, retries=TURNS)
     async with agent:
         await agent.run(work.instruction, usage_limits=UsageLimits(request_limit=None))
