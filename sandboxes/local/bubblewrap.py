@@ -47,6 +47,9 @@ USERS = range(1_000_000, 2_000_000)
 """User ids for sandboxes that root starts. Small enough for old archive formats."""
 SHARED_BYTES = 64 << 20
 """Size of /dev/shm, the only file system inside that is memory."""
+PROBES = 3
+"""Tries to start bubblewrap before it counts as not working: the probe binds the whole file system, in which mounts of
+others, such as Docker's, come and go."""
 PROGRAM = f"import sys; sys.path.insert(0, {LIBRARY!r}); from sandboxes.local.bubblewrap_init import main; main()"
 
 
@@ -56,10 +59,15 @@ def why_not() -> str:
         return "bwrap is not on PATH"
     if missing := system_calls.why_not():
         return missing
-    tried = subprocess.run(
-        ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"], capture_output=True, text=True
-    )
-    return "" if tried.returncode == 0 else tried.stderr.strip()
+    why = ""
+    for _ in range(PROBES):
+        tried = subprocess.run(
+            ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"], capture_output=True, text=True
+        )
+        if tried.returncode == 0:
+            return ""
+        why = tried.stderr.strip()
+    return why
 
 
 class BubblewrapSandboxes(ProcessSandboxes):
