@@ -36,6 +36,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
 from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.processes.owners import is_attended
+from proxy.pool.rollouts.prompt_variations import PromptVariation
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.evaluations import evaluated_by
 from proxy.pool.training.steps import current_names, newest, successor
@@ -71,6 +72,8 @@ class Gateway:
         self._make_handler = handler
         self.clock: float | None = None
         """Unix time for the dates in chat templates; None: each attempt's beginning."""
+        self.variation: PromptVariation | None = None
+        """What models are shown otherwise than agents write it; None: as each attempt says."""
         self.for_sandboxes: dict[str, str] = {}
         """Addresses of the listeners for sandboxes, by kind; empty until they listen."""
         self.access = Access(config.proxy, limits.key_chars)
@@ -180,6 +183,7 @@ class Gateway:
             work=work,
             limits=self._limits,
             clock=self.clock,
+            variation=self.variation,
         )
         self._stored = StoredRoutes(sessions, threads)
         self._handler = self._make_handler(

@@ -37,6 +37,8 @@ class AttemptRecording:
         self.attempt_id = attempt_id
         self.dated_at = self._recorded.dated_at
         """Unix time of the dates in its prompts."""
+        self.variation = self._recorded.variation
+        """What its model was shown otherwise than its agent wrote it."""
         self.answers = len(self._recorded.all)
         self.differences: list[ReplayDifference] = []
         self.report = report

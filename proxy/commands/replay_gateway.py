@@ -49,6 +49,7 @@ class ReplayGateway(Gateway):
         self.engines = (f"attempt {recording.attempt_id}",)
         self.recording = recording
         self.clock = recording.dated_at
+        self.variation = recording.variation
 
     def fleet(self) -> Fleet:
         return _EmptyFleet()

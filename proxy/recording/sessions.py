@@ -31,6 +31,7 @@ from proxy.pool.errors import PoolError, PoolReadError
 from proxy.pool.processes.deliveries import settle_dead_proxies, undelivered_of
 from proxy.pool.rollouts.attempts import Attempt, by_key, open_session
 from proxy.pool.rollouts.budgets import note_spent, note_trouble, spent
+from proxy.pool.rollouts.prompt_variations import PromptVariation
 from proxy.prompt.continuation.request_shape import RequestShapes
 from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
@@ -94,11 +95,16 @@ class Session:
 
 
 class Sessions:
-    """All sessions of this proxy. `clock`: unix time for dates in templates; None: the beginning of each attempt."""
+    """All sessions of this proxy.
+
+    `clock`: unix time for dates in templates; None: the beginning of each attempt. `variation`: what models are shown
+    otherwise than agents write it; None: as each attempt says.
+    """
 
     def __init__(
         self, pool: Pool, template: ChatTemplate, access: Access, connections: ClientConnections, *,
         threads: Executor, work: FairThreads, limits: RequestLimits, clock: float | None = None,
+        variation: PromptVariation | None = None,
     ):  # fmt: skip
         self._pool = pool
         self._template = template
@@ -108,6 +114,7 @@ class Sessions:
         self._work = work
         self._limits = limits
         self._clock = clock
+        self._variation = variation
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._opening: dict[str, asyncio.Task[Session]] = {}
 
@@ -177,7 +184,7 @@ class Sessions:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
         else:
             clock = self._clock or attempt.dated_at
-            view = PromptView(attempt.variation)
+            view = PromptView(self._variation or attempt.variation)
             stored = StoredResponses(self._pool, attempt.id, self._limits, view)
             prompts = PromptBuilder(self._template, clock)
             session = Session(attempt, prompts, WaitingAnswers(), self._pool, stored, view)

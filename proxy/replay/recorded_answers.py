@@ -88,6 +88,8 @@ class RecordedAnswers:
         self.attempt_id = attempt_id
         self.dated_at = attempt.dated_at
         """Unix time of the dates in its prompts."""
+        self.variation = attempt.variation
+        """What its model was shown otherwise than its agent wrote it."""
         self._template = template
         self._ignored = ignored
         self._by_prompt: dict[bytes, list[Completion]] = defaultdict(list)

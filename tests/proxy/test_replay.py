@@ -29,6 +29,7 @@ from proxy.pool.schema import attempts, completions
 from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, listening, served, shell_call, user
+from tests.proxy.test_augment import obey, two_turns, varied_key
 from tests.proxy.test_cli import wait_until
 
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -123,6 +124,23 @@ async def test_a_conversation_goes_on_as_it_was_recorded(serve: Serve, replay: R
     assert [item.reply for item in played] == [item.reply for item in recorded] and len(recorded) == 2
     assert [item.path_crc for item in played] == [item.path_crc for item in recorded]
     assert played[1].follows == played[0].id and verify(replayed.pool).damages == []
+
+
+async def test_a_varied_attempt_is_shown_as_it_was_recorded(serve: Serve, tiny_model: Path, tmp_path: Path) -> None:
+    stand = await serve(obey)
+    key = varied_key(stand)
+    name, arguments, recorded = await two_turns(stand, "chat", key)
+    attempt = by_key(stand.pool, key)
+    assert attempt is not None
+    recording = AttemptRecording(stand.pool, attempt.id, ChatTemplate(tiny_model), tmp_path / "report.jsonl")
+    gateway = ReplayGateway(
+        ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "r.db")), recording
+    )
+    async with AsyncExitStack() as stack, aiohttp.ClientSession() as http:
+        at = Stand(await served(gateway, stack), open_pool(str(tmp_path / "r.db")), http)
+        again = await two_turns(at, "chat", "agent")
+    assert again[:2] == (name, arguments)
+    assert [item.path_crc for item in again[2]] == [item.path_crc for item in recorded]
 
 
 async def test_answers_to_one_prompt_come_in_order_and_anew_for_each_key(serve: Serve, replay: Replay) -> None:
