@@ -45,8 +45,8 @@ def test_a_directory_is_locked_until_its_holder_dies(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "lock").read_text() == f"{os.getpid()}\n"
 
 
-CHILD = HOLD.replace("print('locked', flush=True)", "import os, time; print(os.fork() and 'locked', flush=True)")
-CHILD = CHILD.replace("sys.stdin.read()", "time.sleep(1.5)")
+CHILD = HOLD.partition("lock(Path")[0] + "import os, time; lock(Path(sys.argv[1]))\n"
+CHILD += "os.write(1, b'locked\\n' if os.fork() else b'child\\n'); time.sleep(1.5)"
 """A holder with a child that has the lock too for a second and a half."""
 
 
@@ -55,7 +55,7 @@ def test_a_child_that_a_killed_holder_was_starting_is_waited_for(tmp_path: Path)
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     assert holder.stdout is not None
     lines = {holder.stdout.readline(), holder.stdout.readline()}
-    assert lines == {b"locked\n", b"0\n"}
+    assert lines == {b"locked\n", b"child\n"}
     holder.kill()
     holder.wait()
     os.close(lock_directory(tmp_path / "new"))
