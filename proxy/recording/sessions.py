@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from proxy.augment.view import PromptView
+from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, CallError
 from proxy.dialects import responses
 from proxy.dialects.base import Dialect

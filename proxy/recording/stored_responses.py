@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.augment.view import PromptView
+from proxy.augment.prompt_view import PromptView
 from proxy.call import CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.response_items import Item, encoded
 from proxy.dialects.responses import offered, stored_response, usage

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.augment import texts
+from proxy.augment import wordings
 from proxy.augment.names import Pairs
-from proxy.augment.view import PromptView
+from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, Constraint, Reply, ToolCall
 from proxy.dialects.base import GRAMMAR
 from proxy.pool.behaviour.actions import Action
@@ -198,10 +198,10 @@ def test_a_failure_is_seen_in_every_frame() -> None:
         why = failure(Action(1, 0, "bash", '{"command": "frob"}', result=plain))
         assert why
         for seed in range(20):
-            framed = texts.observation(text, seed)
+            framed = wordings.observation(text, seed)
             result = ToolResult(call="c", name="", head=framed, size=len(framed))
             assert failure(Action(1, 0, "bash", '{"command": "frob"}', result=result)) == why
-        long = texts.observation("y" * 400 + text, 3)
+        long = wordings.observation("y" * 400 + text, 3)
         cut = ToolResult(call="c", name="", head=long[:300], tail=long[-200:], size=len(long))
         raw = "y" * 400 + text
         assert failure(Action(1, 0, "bash", '{"command": "frob"}', result=cut)) == failure(
@@ -231,22 +231,22 @@ def test_names_stay_where_a_schema_speaks_of_them_elsewhere() -> None:
 
 def test_the_grammar_of_a_custom_tool_is_kept() -> None:
     whole = f"Apply a patch.\n\nMore.\n\n{GRAMMAR}\nstart: x\n\nx: y"
-    assert texts.shorter(whole) == f"Apply a patch.\n\n{GRAMMAR}\nstart: x\n\nx: y"
-    assert texts.shorter("One.\n\nTwo.") == "One."
+    assert wordings.shorter(whole) == f"Apply a patch.\n\n{GRAMMAR}\nstart: x\n\nx: y"
+    assert wordings.shorter("One.\n\nTwo.") == "One."
 
 
 def test_a_long_system_prompt_stays_as_it_is() -> None:
     long = "do not " * 40_000
-    assert texts.paraphrase(long, 1) == long
+    assert wordings.paraphrase(long, 1) == long
 
 
 def test_a_cut_result_says_how_much_is_missing() -> None:
     whole = "".join(f"{number:05}" for number in range(4000))
     for seed in range(20):
-        cut = texts.cut(whole, seed)
+        cut = wordings.cut(whole, seed)
         first, said, last = cut.partition("\n[")[0], cut.partition("\n[")[2].partition(" ")[0], cut.rpartition("]\n")[2]
         assert whole.startswith(first) and whole.endswith(last) and len(first) + int(said) + len(last) == len(whole)
-    assert texts.cut("short", 1) == "short"
+    assert wordings.cut("short", 1) == "short"
 
 
 def test_a_group_draws_its_kinds_by_its_seed() -> None:
@@ -375,7 +375,9 @@ async def test_another_proxy_and_a_later_one_show_the_same(serve: Serve) -> None
     assert second.follows == first.id and stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
 
 
-async def test_a_stored_response_has_the_agents_words(serve: Serve) -> None:
+@pytest.mark.parametrize("anew", [False, True], ids=["one proxy", "a new proxy for each request"])
+async def test_a_stored_response_has_the_agents_words(anew: bool, serve: Serve) -> None:
+    """A new proxy has not seen the tools: it knows their names from what was stored of the request."""
     stand = await serve(obey)
     key = varied_key(stand)
     agent = {"Authorization": f"Bearer {key}"}
@@ -383,10 +385,12 @@ async def test_a_stored_response_has_the_agents_words(serve: Serve) -> None:
     answer = await stand.ask(PATH["responses"], asked, **agent)
     name, arguments, (*_, result) = called("responses", answer)
     assert (name, arguments) == ("bash", {"command": "ls"})
-    async with stand.http.get(f"{stand.url}/v1/responses/{answer['id']}", headers=agent) as again:
+    reader = await serve(obey) if anew else stand
+    async with reader.http.get(f"{reader.url}/v1/responses/{answer['id']}", headers=agent) as again:
         assert (await again.json())["output"] == answer["output"]
+    asker = await serve(obey) if anew else stand
     more = asked | {"input": [result], "previous_response_id": answer["id"]}
-    assert (await stand.ask(PATH["responses"], more, **agent))["status"] == 200
+    assert (await asker.ask(PATH["responses"], more, **agent))["status"] == 200
     assert stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
 
 
@@ -411,22 +415,6 @@ async def test_a_tool_of_odd_shape_is_refused(key: str, value: Any, serve: Serve
     asked = {"model": "tiny", "messages": [user("go")], "tools": tools}
     answer = await stand.ask(PATH["chat"], asked, Authorization=f"Bearer {varied_key(stand)}")
     assert answer["status"] == 400 and answer["error"]["param"] == f"tools[0].function.{key}"
-
-
-async def test_a_proxy_that_starts_in_the_middle_tells_a_stored_response_as_it_was(serve: Serve) -> None:
-    stand = await serve(obey)
-    key = varied_key(stand)
-    agent = {"Authorization": f"Bearer {key}"}
-    asked = body("responses", first_turn("responses")) | {"store": True}
-    answer = await stand.ask(PATH["responses"], asked, **agent)
-    later = await serve(obey)
-    async with later.http.get(f"{later.url}/v1/responses/{answer['id']}", headers=agent) as again:
-        assert (await again.json())["output"] == answer["output"]
-    (*_, result) = called("responses", answer)[2]
-    latest = await serve(obey)
-    more = asked | {"input": [result], "previous_response_id": answer["id"]}
-    assert (await latest.ask(PATH["responses"], more, **agent))["status"] == 200
-    assert stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
 
 
 async def test_a_stream_has_the_agents_words(serve: Serve) -> None:

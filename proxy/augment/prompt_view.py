@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.augment import texts
+from proxy.augment import wordings
 from proxy.augment.names import MOST, Pairs
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.base import parsed_arguments
@@ -74,7 +74,7 @@ class PromptView:
         own = function["name"]
         function["name"] = self._names[own]
         if "descriptions" in self._kinds and function.get("description"):
-            function["description"] = texts.shorter(function["description"])
+            function["description"] = wordings.shorter(function["description"])
         if isinstance(parameters := function.get("parameters"), dict):
             function["parameters"] = self._parameters(parameters, own)
         return tool | {"function": function}
@@ -99,7 +99,7 @@ class PromptView:
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
         content = message.get("content")
         if message["role"] == "system" and "system_prompt" in self._kinds and isinstance(content, str):
-            return message | {"content": texts.paraphrase(content, self._seed)}
+            return message | {"content": wordings.paraphrase(content, self._seed)}
         if message["role"] == "tool":
             return message | self._result(message)
         if calls := message.get("tool_calls"):
@@ -111,8 +111,8 @@ class PromptView:
         if isinstance(name := message.get("name"), str):
             changed["name"] = self._names[name]
         if isinstance(content := message.get("content"), str):
-            content = texts.cut(content, self._seed) if "truncation" in self._kinds else content
-            content = texts.observation(content, self._seed) if "observations" in self._kinds else content
+            content = wordings.cut(content, self._seed) if "truncation" in self._kinds else content
+            content = wordings.observation(content, self._seed) if "observations" in self._kinds else content
             changed["content"] = content
         return changed
 
