@@ -17,6 +17,7 @@ SHARED = "Write hello.txt with two helpers"
 LONG = "Write hello.txt after reading much"
 TOLD = "Write what the word server tells into hello.txt"
 TOO_LONG = "Write hello.txt after reading too much"
+MISTAKEN = "Write hello.txt after two mistakes"
 """Instructions of tasks, each with turns of its own."""
 
 WRITE_HELLO = "echo hello > hello.txt"
@@ -150,6 +151,12 @@ def checked(asked: Asked) -> list[str]:
     return [f"I write it.\n{asked.run(WRITE_HELLO)}", asked.run("cat hello.txt", "ls"), asked.end("Done and checked.")]
 
 
+def mistaken(asked: Asked) -> list[str]:
+    """Two calls of a tool that nobody has offered."""
+    wrong = [call("frobnicate", text=str(number)) for number in range(2)]
+    return [*wrong, asked.run(WRITE_HELLO), asked.end("Done after all.")]
+
+
 def long(asked: Asked) -> list[str]:
     """Two thirds of the context are full after the second turn."""
     return [asked.run(f"{READ} 1 2500"), asked.run(f"{READ} 2501 5000"), asked.run("ls"), "Nothing is written."]
@@ -194,6 +201,7 @@ SCENES = {
     CHECKED: checked,
     SHARED: shared,
     LONG: long,
+    MISTAKEN: mistaken,
     TOLD: told,
     TOO_LONG: too_long,
     HELLO: plain,

@@ -171,6 +171,20 @@ def test_an_unmodified_agent_finishes_its_task_and_leaves_this_tree(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["claude-agent-sdk", "deepagents", "openai-agents", "pydantic-ai"])
+def test_a_tool_that_nobody_has_offered_does_not_end_an_agent_of_an_sdk(
+    name: str, proxy: RunningProxy, tmp_path: Path
+) -> None:
+    """smolagents is left out: it goes on too, but asks as if its model had said nothing, and the script starts anew."""
+    need_agent(name)
+    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": scripts.MISTAKEN, "timeout": 240})
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
+    assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
+    (row,) = results(tmp_path / "run")
+    assert (row["reward"], row["failure"], row["attempts"], row["completions"]) == (1.0, None, 1, 4), row
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_MCP)
 def test_the_tools_of_a_tasks_mcp_server_reach_the_model(name: str, proxy: RunningProxy, tmp_path: Path) -> None:
     need_agent(name)
