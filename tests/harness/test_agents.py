@@ -175,7 +175,7 @@ def test_an_unmodified_agent_finishes_its_task_and_leaves_this_tree(
 def test_a_tool_that_nobody_has_offered_does_not_end_an_agent_of_an_sdk(
     name: str, proxy: RunningProxy, tmp_path: Path
 ) -> None:
-    """smolagents is left out: it goes on too, but shows its model an error without the call, and the script starts anew."""
+    """smolagents is left out: it goes on, but shows its model an error without the call, so the script repeats it."""
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": scripts.MISTAKEN, "timeout": 240})
     where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
