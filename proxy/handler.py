@@ -198,7 +198,9 @@ class Handler:
             outage = self._engine.outage_of(attempt.run_id)
             with outage.call(attempt.id):
                 excused = partial(outage.seconds, attempt.id)
+                asked = time.monotonic()
                 async with self._admission.place(attempt, self._settings.limits.wait_seconds, excused):
+                    turn.sampling.queued(asked)
                     await self._sample(answer)
         reply = turn.reply()
         self._metrics.repeated += turn.sampling.finish == REPETITION

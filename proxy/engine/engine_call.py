@@ -3,6 +3,7 @@
 What has come stays readable when the engine dies or the client goes away. Left out: the connection (client.py).
 """
 
+import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -184,6 +185,9 @@ class Sampling:
     """What `finish` becomes then: stop | repetition."""
     start: int = 0
     """Where in `ids` the tokens of the last engine call begin."""
+    queued_seconds: float | None = None
+    """For how long the call has waited for a place at the proxy and for an engine that is up; None: it has not asked
+    for one."""
     _first_version: str = ""
     """The weights that the engine named with the first of these tokens."""
 
@@ -206,6 +210,10 @@ class Sampling:
         if any(start <= place < end for start, end in self.given):
             return None
         return place - sum(end - start for start, end in self.given if end <= place)
+
+    def queued(self, since: float) -> None:
+        """Count the time since this moment of the monotonic clock as waiting."""
+        self.queued_seconds = (self.queued_seconds or 0.0) + time.monotonic() - since
 
     def go_on(self, given: Sequence[int] = ()) -> None:
         """Begin a further engine call of the same answer, behind the tokens `given`, which the model did not sample."""

@@ -240,6 +240,7 @@ completions = Table(
     Column("fingerprint", LargeBinary),  # of the request (proxy/recording/redelivery/fingerprint.py)
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
+    Column("queued_seconds", Float),  # of these, waited for a place and for an engine; null: not known, or replayed
     Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/completions/records.py: Shape)
     Column(
         "experts", LargeBinary

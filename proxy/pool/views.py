@@ -78,7 +78,8 @@ select runs.name as run, groups.id as group_id, groups.queue_index, tasks.name a
     length(completions.sampled) / 4 - coalesce({given}, 0) as sampled_tokens,
     length(completions.logprobs) / 4 as logprobs,
     coalesce(length(completions.experts), 0) as experts_bytes,
-    completions.started_at, completions.finished_at, completions.finished_at - completions.started_at as seconds
+    completions.started_at, completions.finished_at, completions.finished_at - completions.started_at as seconds,
+    completions.queued_seconds
 from completions
 join attempts on attempts.id = completions.attempt_id
 left join rollouts on rollouts.id = attempts.rollout_id

@@ -188,6 +188,7 @@ class TurnRecorder:
             path_crc=crc32(int_bytes(path)),
             started_at=self._started,
             finished_at=time.time(),
+            queued_seconds=sampling.queued_seconds,
             fingerprint=self.fingerprint,
             experts=experts,
             misfit=self.misfit,

@@ -66,7 +66,7 @@ def test_a_pool_of_before_is_read_with_reasons(database: str) -> None:
         add("groups", id=1, queue_index=0, state="TOMBSTONE", reason="filtered: hung", **group)
         add("groups", id=2, queue_index=1, state="DONE", **group)
         add("attempts", id=1, number=0, key_hash="0", agent="session", opened_at=1.0)
-        newer = {"untrainable_detail", "given", "misfit", "observed"}
+        newer = {"untrainable_detail", "given", "misfit", "observed", "queued_seconds"}
         row = {name: value for name, value in to_row(new_completion(1)).items() if name not in newer}
         for ordinal, text in enumerate((None, "abandoned in transport", "silent: no token for 5 s")):
             add("completions", **row | {"ordinal": ordinal, "untrainable": text})

@@ -1,6 +1,7 @@
 """Admission of calls and of work in threads: places are handed out in turn, up to the limits, and always given back."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -242,10 +243,14 @@ async def test_calls_beyond_the_limit_wait_and_are_counted_by_run(serve: Serve) 
     stand.engine.running.clear()
     calls = [asyncio.ensure_future(stand.chat(user("hi"))) for _ in range(3)]
     await until_counted(stand, 'calls_in_flight{run="session 1"} 1.0', 'calls_waiting{run="session 1"} 2.0')
+    waiting = time.monotonic()
     calls.append(asyncio.ensure_future(stand.chat(user("hi"), key="another")))
     await until_counted(stand, 'calls_in_flight{run="session 2"} 1.0')
+    waited = time.monotonic() - waiting
     stand.engine.running.set()
     assert {answer["status"] for answer in await asyncio.gather(*calls)} == {200}
+    at_once, *others = sorted(row.queued_seconds or 0.0 for row in stand.recorded())
+    assert at_once < waited < min(others)  # no two of them held a place at the same time
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before the headers", "after them"])

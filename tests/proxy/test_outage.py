@@ -137,6 +137,7 @@ async def test_calls_of_runs_outlast_an_engine_that_is_killed_in_mid_answer(serv
         (None, "stop", len(row.sampled)) for row in rows
     ]
     assert len(rows) == 4 and verify(stand.pool).damages == []
+    assert min(row.queued_seconds or 0 for row in rows) > 5  # also those whose engine died after they had begun
     assert min([(await outage(stand, attempt))["seconds"] for attempt in (streaming, whole)]) > 6
     assert (await outage(stand, idle))["seconds"] == 0 and (await outage(stand))["away"] == ""
 

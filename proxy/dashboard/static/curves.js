@@ -10,6 +10,7 @@ import { NOTHING, num } from "./format.js";
 const CHARTS = [
   ["reward", ["reward_mean"], "mean reward of the rollouts of a step"],
   ["reward by domain", ["reward_by_domain/"], "by the tasks' domain"],
+  ["reward by agent", ["reward_by_agent/"], "mean reward of the groups of each agent"],
   [
     "length",
     ["positive_length_mean", "negative_length_mean", "positive_length_p99", "negative_length_p99"],
@@ -152,7 +153,7 @@ export async function curvesOf(box, whole, params, signal) {
       charts = [];
       clear(grid);
       const first = got[0];
-      note.textContent = words(first, runs);
+      note.textContent = words(first, runs) + (beside.older ? "; older evaluations are not drawn" : "");
       const within = ([step]) =>
         (range[0] === null || step >= Number(range[0])) && (range[1] === null || step <= Number(range[1]));
       const dots = (known) =>
@@ -160,23 +161,6 @@ export async function curvesOf(box, whole, params, signal) {
           label,
           points: points.map((each) => [each.step, each.reward]).filter(within),
         }));
-      if (Object.keys(beside.agents).length) {
-        const drawn = chart({
-          title: "reward by agent",
-          hint: `of the newest ${beside.groups} finished groups`,
-          steps: [
-            ...new Set(
-              Object.values(beside.agents)
-                .flat()
-                .map((each) => each.step),
-            ),
-          ].sort((a, b) => a - b),
-          series: [],
-          marks: dots(beside.agents),
-        });
-        charts.push(drawn);
-        grid.append(drawn.box);
-      }
       for (const [title, metrics, hint, mine] of rows) {
         if (!metrics.length && !mine) continue;
         const drawn = chart({

@@ -1,10 +1,13 @@
-// Where the time of an attempt went: lanes for the model, the tools and lost calls, over the attempt's clock.
+// Where the time of an attempt went: lanes for the queue, the model, the tools and lost calls, over the attempt's clock.
+// A call waits for its place before it is sampled, so its time in the queue is drawn at its beginning.
 
 import { h, svg } from "./dom.js";
 import { num, seconds } from "./format.js";
 
 const WIDTH = 1000;
 const LANE = 18;
+// seconds of waiting below which nothing is drawn
+const LEAST = 0.001;
 
 export function lanesOf(attempt, calls, select, selected) {
   if (!calls.length) return null;
@@ -14,17 +17,34 @@ export function lanesOf(attempt, calls, select, selected) {
   const ended = new Map(calls.map((call) => [call.id, call.finished_at]));
   const gaps = calls.filter((call) => ended.has(call.follows) && call.started_at > ended.get(call.follows));
   const lost = attempt.failed_calls || [];
-  const model = calls.reduce((sum, call) => sum + call.finished_at - call.started_at, 0);
+  const sampled = (call) => call.started_at + (call.queued_seconds ?? 0);
+  const model = calls.reduce((sum, call) => sum + call.finished_at - sampled(call), 0);
+  const queue = calls.reduce((sum, call) => sum + (call.queued_seconds ?? 0), 0);
+  const unknown = calls.filter((call) => call.queued_seconds === null).length;
   const tools = gaps.reduce((sum, call) => sum + call.started_at - ended.get(call.follows), 0);
   const lanes = [
+    [
+      "queue",
+      calls
+        .filter((call) => call.queued_seconds >= LEAST)
+        .map((call) =>
+          bar(
+            call.started_at,
+            sampled(call),
+            "queue",
+            `call ${call.ordinal} waited ${seconds(call.queued_seconds)} for a place and an engine`,
+            call.id,
+          ),
+        ),
+    ],
     [
       "model",
       calls.map((call) =>
         bar(
-          call.started_at,
+          sampled(call),
           call.finished_at,
           `model ${call.label === "main" || !call.label ? "" : call.label}`,
-          `call ${call.ordinal}: ${seconds(call.finished_at - call.started_at)}, ${num(call.answer_tokens)} tokens`,
+          `call ${call.ordinal}: ${seconds(call.finished_at - sampled(call))}, ${num(call.answer_tokens)} tokens`,
           call.id,
         ),
       ),
@@ -90,14 +110,16 @@ export function lanesOf(attempt, calls, select, selected) {
       "figcaption",
       {},
       h("span.title", {}, "time"),
-      ` ${seconds(end - begin)} in all; model ${seconds(model)}, tools ${seconds(tools)}`,
+      ` ${seconds(end - begin)} in all; queue ${seconds(queue)}, model ${seconds(model)}, tools ${seconds(tools)}`,
       first >= 0 ? `, before the first call ${seconds(first)}` : "",
       setup === undefined ? "" : ` (setup ${seconds(setup)})`,
-      h(
-        "span.quiet",
-        {},
-        "How long calls waited for a place at the proxy is not recorded, and is part of the model's time",
-      ),
+      unknown
+        ? h(
+            "span.quiet",
+            {},
+            `How long ${unknown} of ${calls.length} calls waited is not recorded; it is part of the model's time`,
+          )
+        : null,
     ),
     rows,
   );

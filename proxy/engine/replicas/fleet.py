@@ -310,8 +310,10 @@ class Route:
         A call of a run waits while no engine is up for it, and goes on behind what it has sampled.
         """
         while True:
+            asked = time.monotonic()
             if self._origin.run is not None:
                 await self._fleet.until_served(self._origin.run)
+            into.queued(asked)
             sent = time.monotonic()
             state = self._state = self._slot(request, into)
             call = SlotCall(state, self._origin, request)

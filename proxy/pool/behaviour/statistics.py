@@ -123,7 +123,7 @@ def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool |
             if action.written_files and not figures.edited:
                 figures.edited, figures.turns_to_edit = 1, number
     figures.events.update(event.kind for event in events(work))
-    figures.model_seconds = sum(item.finished_at - item.started_at for item in work)
+    figures.model_seconds = sum(item.finished_at - item.started_at - (item.queued_seconds or 0.0) for item in work)
     ended = {item.id: item.finished_at for item in work}
     figures.tool_seconds = sum(
         max(0.0, item.started_at - ended.get(item.follows or 0, item.started_at)) for item in work

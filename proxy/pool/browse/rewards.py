@@ -1,10 +1,12 @@
-"""Rewards beside those that steps publish: evaluation points at the weights that made them, and rewards by agent.
+"""Evaluations of a run as points: the mean reward at the weights that were evaluated.
 
-Taken from the newest finished groups alone, so older points of a long run are missing.
+Points of evaluations that a training run asked for are means by agent, whatever the tasks were; with these apart,
+`proxy/pool/inspect/evaluated.py` has them. Those of other runs for evaluation, and of own held-out groups, stand
+at the step of the newest weights that sampled a rollout.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +14,18 @@ from sqlalchemy import Connection, Row, func, select
 
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
+from proxy.pool.rollouts.masked import MASKED
 from proxy.pool.rollouts.runs import version_of
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, runs
+from proxy.pool.training.evaluations import Evaluates, newest_of_chains, what_it_evaluates
 
-NEWEST_GROUPS = 512
-"""Finished groups of the run that are looked at."""
-EVALUATIONS = 8
-"""The newest runs for evaluation that are looked at."""
-NEWEST_OF_EVALUATION = 64
+NEWEST_HELD_OUT = 2048
+"""Finished held-out groups of the run that are looked at."""
+NEWEST_EVALUATIONS = 256
+"""The pool's newest runs for evaluation that are looked at."""
+NEWEST_OTHERS = 8
+"""Of these, how many of those that no training run asked for."""
+NEWEST_OF_OTHER = 64
 """Finished groups of each of them."""
 HELD_OUT = "held out"
 
@@ -35,52 +41,71 @@ class RewardPoint:
 
 @dataclass(frozen=True)
 class RunRewards:
-    """Rewards of a run beside those that its steps publish."""
+    """Rewards of a run that its steps do not publish."""
 
     evaluations: dict[str, list[RewardPoint]]
-    """By who evaluated: the run's own groups that are held out, or a run for evaluation. The step is that of the newest
-    weights that sampled a rollout."""
-    agents: dict[str, list[RewardPoint]]
-    """Of the groups that steps took, by agent; empty where there is one agent."""
-    groups: int
-    """Finished groups of the run that were looked at."""
+    """By what was evaluated: an agent, the run's own held-out groups, or another run for evaluation; by step."""
+    older: bool
+    """Whether there may be older evaluations, or older held-out groups, that were not looked at."""
 
 
 def run_rewards(pool: Pool, run_id: int) -> RunRewards:
-    """Return the evaluation points of a run, and its rewards by agent."""
-    others = select(runs.c.id, runs.c.name).where(runs.c.purpose == "eval", runs.c.id != run_id)
+    """Return the evaluation points of a run."""
+    of_pool = select(runs.c.id, runs.c.name, runs.c.config).where(runs.c.purpose == "eval", runs.c.id != run_id)
     with snapshot(pool) as connection:
-        own = connection.execute(_members(run_id, NEWEST_GROUPS)).all()
-        evaluations = {HELD_OUT: [row for row in own if row.purpose == "eval"]}
-        for other in connection.execute(others.order_by(runs.c.id.desc()).limit(EVALUATIONS)).all():
-            evaluations[other.name] = list(connection.execute(_members(other.id, NEWEST_OF_EVALUATION)))
-        steps = _steps(connection, run_id, (row for rows in evaluations.values() for row in rows))
-    points = {
-        name: _points((steps.get(_newest(row)), row.reward) for row in rows) for name, rows in evaluations.items()
-    }
-    agents = defaultdict(list)
-    for row in own:
-        if row.step is not None:
-            agents[str(row.agent)].append((row.step, row.reward))
-    by_agent = {name: _points(pairs) for name, pairs in agents.items()} if len(agents) > 1 else {}
-    looked_at = len({row.group_id for row in own})
-    return RunRewards({name: some for name, some in points.items() if some}, by_agent, looked_at)
+        newest = connection.execute(of_pool.order_by(runs.c.id.desc()).limit(NEWEST_EVALUATIONS + 1)).all()
+        asked_for = {row.id: what_it_evaluates(row.config) for row in newest[:NEWEST_EVALUATIONS]}
+        own = {id: of for id, of in asked_for.items() if of is not None and of.run_id == run_id}
+        others = [row for row in newest if row.id in asked_for and asked_for[row.id] is None][:NEWEST_OTHERS]
+        members = {HELD_OUT: connection.execute(_held_out(run_id)).all()}
+        members |= {row.name: connection.execute(_finished(row.id)).all() for row in others}
+        steps = _steps(connection, run_id, (row for rows in members.values() for row in rows))
+        points = _by_agent(connection, run_id, own)
+    points |= {name: _points((steps.get(_newest(row)), row.reward) for row in rows) for name, rows in members.items()}
+    held_out = len({row.group_id for row in members[HELD_OUT]})
+    older = len(newest) > NEWEST_EVALUATIONS or held_out == NEWEST_HELD_OUT
+    return RunRewards({name: some for name, some in points.items() if some}, older)
 
 
-def _members(run_id: int, newest: int) -> Any:
-    some = (
-        select(groups.c.id, groups.c.step, groups.c.purpose, groups.c.agent)
-        .where(groups.c.run_id == run_id, groups.c.finished_at.is_not(None))
-        .order_by(groups.c.finished_at.desc(), groups.c.id.desc())
-        .limit(newest)
-        .subquery()
-    )
-    columns = (rollouts.c.group_id, rollouts.c.reward, rollouts.c.versions, some.c.step, some.c.purpose)
-    return (
-        select(*columns, func.coalesce(some.c.agent, attempts.c.agent).label("agent"))
-        .join_from(some, rollouts, rollouts.c.group_id == some.c.id)
+def _by_agent(connection: Connection, run_id: int, own: Mapping[int, Evaluates]) -> dict[str, list[RewardPoint]]:
+    """Return the means of evaluations that this run asked for, without those of weights that a rollback retired."""
+    current = _current(connection, run_id, {version_of(of.version) or 0 for of in own.values()})
+    ids = sorted(id for id, of in own.items() if version_of(of.version) in current)
+    agent = func.coalesce(groups.c.agent, attempts.c.agent)
+    query = (
+        select(groups.c.run_id, agent.label("agent"), func.avg(rollouts.c.reward).label("reward"))
+        .add_columns(func.count(rollouts.c.reward).label("rewards"))
+        .join_from(groups, rollouts, rollouts.c.group_id == groups.c.id)
         .outerjoin(attempts, attempts.c.id == rollouts.c.attempt_id)
+        .where(groups.c.id.in_(newest_of_chains(ids)), rollouts.c.reward.is_not(None), ~MASKED)
+        .group_by(groups.c.run_id, agent)
     )
+    points = defaultdict(list)
+    for row in connection.execute(query):
+        points[f"{row.agent} (evaluated)"].append(RewardPoint(own[row.run_id].step, row.reward, row.rewards))
+    return {name: sorted(some, key=lambda point: point.step) for name, some in sorted(points.items())}
+
+
+def _current(connection: Connection, run_id: int, ids: Collection[int]) -> set[int]:
+    """Return those of these versions of a run that no rollback has retired."""
+    kept = select(policy_versions.c.id).where(policy_versions.c.id.in_(ids), policy_versions.c.retired_at.is_(None))
+    return set(connection.scalars(kept.where(policy_versions.c.run_id == run_id)))
+
+
+def _held_out(run_id: int) -> Any:
+    own = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.state == "DONE", groups.c.purpose == "eval")
+    return _members(own.order_by(groups.c.id.desc()).limit(NEWEST_HELD_OUT))
+
+
+def _finished(run_id: int) -> Any:
+    own = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.finished_at.is_not(None))
+    return _members(own.order_by(groups.c.finished_at.desc(), groups.c.id.desc()).limit(NEWEST_OF_OTHER))
+
+
+def _members(of: Any) -> Any:
+    some = of.subquery()
+    columns = (rollouts.c.group_id, rollouts.c.reward, rollouts.c.versions)
+    return select(*columns).join_from(some, rollouts, rollouts.c.group_id == some.c.id)
 
 
 def _newest(row: Row[Any]) -> int:

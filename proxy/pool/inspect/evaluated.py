@@ -13,12 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.masked import MASKED
 from proxy.pool.schema import groups, rollouts, tasks
-from proxy.pool.training.evaluations import Evaluates, Evaluation, all_evaluations, evaluations, is_finished
+from proxy.pool.training.evaluations import (
+    Evaluates,
+    Evaluation,
+    all_evaluations,
+    evaluations,
+    is_finished,
+    newest_of_chains,
+)
 
 
 class EvaluatedColumn(NamedTuple):
@@ -144,11 +151,9 @@ def as_json(found: Iterable[EvaluationPoint], rows: Iterable[MatrixRow]) -> dict
 
 def _rollouts(pool: Pool, run_id: int) -> Sequence[Any]:
     """The rollouts of a run that have ended, without those of groups that another one replaces."""
-    chain = func.coalesce(groups.c.replaces, groups.c.id)
-    newest = select(func.max(groups.c.id)).where(groups.c.run_id == run_id).group_by(chain)
     columns = (groups.c.agent, tasks.c.spec, rollouts.c.reward, rollouts.c.versions, MASKED.label("masked"))
     query = select(*columns).join_from(rollouts, groups).join(tasks, tasks.c.id == groups.c.task_id)
-    ended = query.where(groups.c.id.in_(newest), rollouts.c.finished_at.is_not(None))
+    ended = query.where(groups.c.id.in_(newest_of_chains([run_id])), rollouts.c.finished_at.is_not(None))
     with pool.read() as connection:
         return connection.execute(ended.order_by(rollouts.c.id)).all()
 

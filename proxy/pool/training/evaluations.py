@@ -5,11 +5,11 @@ versions were evaluated. Its groups are in no queue of the training run. Not her
 (harness/evaluation), and what came out (proxy/pool/inspect/evaluated.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
@@ -71,7 +71,14 @@ def all_evaluations(pool: Pool) -> list[Evaluation]:
     query = select(runs.c.id, runs.c.name, runs.c.config).where(runs.c.purpose == "eval").order_by(runs.c.id)
     with pool.read() as connection:
         rows = connection.execute(query).all()
-    return [Evaluation(run_id=row.id, name=row.name, of=_evaluates(row.config)) for row in rows if KEY in row.config]
+    asked_for = ((row, what_it_evaluates(row.config)) for row in rows)
+    return [Evaluation(run_id=row.id, name=row.name, of=of) for row, of in asked_for if of is not None]
+
+
+def newest_of_chains(run_ids: Sequence[int]) -> Select[tuple[int]]:
+    """Return the query for the groups of evaluations that count: of each chain of replacements the newest one."""
+    chain = func.coalesce(groups.c.replaces, groups.c.id)
+    return select(func.max(groups.c.id)).where(groups.c.run_id.in_(run_ids)).group_by(chain)
 
 
 def is_finished(pool: Pool, evaluation: Evaluation) -> bool:
@@ -92,8 +99,7 @@ def is_finished(pool: Pool, evaluation: Evaluation) -> bool:
 def evaluated_by(pool: Pool, run_id: int) -> Evaluates | None:
     """Return what a run evaluates; None: it is no evaluation of a training run."""
     with pool.read() as connection:
-        config = connection.scalar(select(runs.c.config).where(runs.c.id == run_id)) or {}
-    return _evaluates(config) if KEY in config else None
+        return what_it_evaluates(connection.scalar(select(runs.c.config).where(runs.c.id == run_id)) or {})
 
 
 def held_engines(pool: Pool, run_id: int) -> dict[str, str]:
@@ -103,9 +109,11 @@ def held_engines(pool: Pool, run_id: int) -> dict[str, str]:
     held: dict[str, str] = {}
     with pool.read() as connection:
         now = database_time(connection, pool)
-        rows = [row for row in connection.execute(query) if row.owner is not None and KEY in row.config]
+        rows = [row for row in connection.execute(query) if row.owner is not None]
     for row in rows:
-        of = _evaluates(row.config)
+        of = what_it_evaluates(row.config)
+        if of is None:
+            continue
         owner = msgspec.convert(row.owner, PoolProcess)
         if of.run_id == run_id and of.engine and is_alive(owner, this_process(), now - row.owner_seen_at):
             held[of.engine] = of.version
@@ -116,11 +124,11 @@ def held_engines(pool: Pool, run_id: int) -> dict[str, str]:
 def find_teacher(pool: Pool, name: str) -> Run:
     """Return the run of this name, to imitate it. UserError where it evaluates a training run."""
     run = find_run(pool, name)
-    if KEY in run.config:
-        of = run.config[KEY]["run"]
-        raise UserError(f"run {name!r} evaluates the run {of!r}, so nothing is trained on it; name another run")
+    if of := what_it_evaluates(run.config):
+        raise UserError(f"run {name!r} evaluates the run {of.run!r}, so nothing is trained on it; name another run")
     return run
 
 
-def _evaluates(config: Mapping[str, Any]) -> Evaluates:
-    return msgspec.convert(config[KEY], Evaluates)
+def what_it_evaluates(config: Mapping[str, Any]) -> Evaluates | None:
+    """Return what a run with this config evaluates; None: no training run asked for it."""
+    return msgspec.convert(config[KEY], Evaluates) if KEY in config else None

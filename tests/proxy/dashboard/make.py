@@ -99,6 +99,7 @@ class Work:
             path_crc=crc32(int_bytes(path)),
             started_at=self.clock + 2,
             finished_at=self.clock + 5,
+            queued_seconds=0.5 if self.ids else None,
             observed=Observed(results=results),
         )
         row = to_row(item) | {"ordinal": len(self.ids)} | more

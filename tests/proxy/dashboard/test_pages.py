@@ -1,5 +1,6 @@
 """What the pages are made of: runs, curves, queue, account, groups, rollouts, calls, conversations, tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ from proxy.pool.browse.attempts.conversation import MOST_TEXT, MOST_TURNS
 from proxy.pool.browse.steps import spread
 from proxy.pool.browse.tokens.page import MOST_TOKENS
 from proxy.pool.database import Pool, insert_row
+from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, tasks, train_steps
+from proxy.pool.training.evaluations import open_evaluation
+from proxy.pool.training.steps import versions
+from tests.pool.make import TASK
 from tests.proxy.dashboard.conftest import Visit, Visitor
 from tests.proxy.dashboard.make import HOSTILE, Story, Work, many_calls, story
 
@@ -57,13 +62,41 @@ async def test_evaluations_stand_at_the_step_of_the_weights_that_made_them(
         names = [[f"v{versions[2]}"], [f"v{versions[2]}", f"v{versions[1]}"], ["v999"]]
         for id, each in zip(ids, names, strict=True):
             connection.execute(update(rollouts).where(rollouts.c.id == id).values(versions=each))
-        own = select(groups.c.id).where(groups.c.step == 2).scalar_subquery()
-        connection.execute(update(groups).where(groups.c.id == own).values(agent="another"))
     visitor = await visit(database)
     got = await visitor.ask("runs/train/rewards")
-    assert got["evaluations"] == {told.evaluation: [{"step": 2, "reward": 0.5, "rewards": 2}]}
-    assert got["agents"]["another"] == [{"step": 2, "reward": 0.5, "rewards": 2}]
-    assert [point["step"] for point in got["agents"]["scaffold"]] == [1, 3] and got["groups"] == 4
+    assert got["evaluations"] == {told.evaluation: [{"step": 2, "reward": 0.5, "rewards": 2}]} and not got["older"]
+
+
+async def test_evaluations_that_a_run_asked_for_are_curves_by_agent(visit: Visit, database: str, pool: Pool) -> None:
+    """Of a rollout that was replaced the newest counts, a masked cheat does not, nor what a rollback retired."""
+    story(pool)
+    run = find_run(pool, "train")
+    rewards = {0: [0.0, 1.0], 1: [1.0, 1.0], 2: [0.5]}
+    for version in sorted(versions(pool, run.id), key=lambda each: each.step)[:3]:
+        evaluation = open_evaluation(pool, run, version, {}, engine="", rollouts=2)
+        ends = [Outcome(attempt_id=None, reward=reward) for reward in rewards[version.step]]
+        ends.append(Outcome(attempt_id=None, reward=1.0, hacked="mask"))
+        first = evaluated(pool, evaluation.run_id, Outcome(attempt_id=None, reward=None, failure="tool_flake"))
+        evaluated(pool, evaluation.run_id, ends[0], replaces=first)
+        for end in ends[1:]:
+            evaluated(pool, evaluation.run_id, end)
+    visitor = await visit(database)
+    [(name, points)] = [
+        each for each in (await visitor.ask("runs/train/rewards"))["evaluations"].items() if each[0] != "held out/1"
+    ]
+    assert (name, [point["step"] for point in points]) == ("held (evaluated)", [0, 1, 2])
+    assert [(point["reward"], point["rewards"]) for point in points] == [(0.5, 2), (1.0, 2), (0.5, 1)]
+    with pool.write() as connection:
+        last = policy_versions.c.step == 2
+        connection.execute(update(policy_versions).where(last).values(retired_at=1.0))
+    assert len((await visitor.ask("runs/train/rewards"))["evaluations"][name]) == 2
+
+
+def evaluated(pool: Pool, run_id: int, outcome: Outcome, replaces: int | None = None) -> int:
+    """Open a group of one rollout and end it; the group's id."""
+    [member] = open_group(pool, run_id, TASK, 1, replace(DEFAULTS, agent="held", replaces=replaces))
+    finish_rollout(pool, member.rollout_id, outcome)
+    return member.group_id
 
 
 def test_steps_are_spread_evenly_with_both_ends() -> None:
@@ -151,6 +184,7 @@ async def test_the_calls_of_an_attempt_are_a_tree(visitor: Visitor, told: Story)
     assert [call["id"] for call in calls] == [first, *rest[:4], rest[6], rest[4], rest[5]]
     assert [call["depth"] for call in calls] == [0, 1, 1, 1, 1, 1, 0, 0]
     assert [call["label"] for call in calls[-2:]] == ["side", "subagent"]
+    assert [call["queued_seconds"] for call in calls] == [None, *[0.5] * 7]
     assert calls[0]["prompt_tokens"] == 300 and calls[1]["prompt_tokens"] == 311 and calls[1]["new_tokens"] == 5
     assert calls[0]["tools"] == ["bash"] and calls[0]["words"].startswith("<script>")
     view = await visitor.ask(f"attempts/{told.attempt}")

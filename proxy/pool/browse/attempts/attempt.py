@@ -81,6 +81,8 @@ class CallEntry:
     versions: list[str]
     started_at: float
     finished_at: float
+    queued_seconds: float | None
+    """Of these, waited for a place at the proxy and for an engine; None: not known."""
     untrainable: str | None
     misfit: str | None
     trained: int | None
@@ -172,8 +174,8 @@ def _calls(attempt_id: int, first: int, dialect: str) -> Any:
     columns = (
         *(completions.c.id, completions.c.ordinal, completions.c.follows, completions.c.prefix_of),
         *(completions.c.prefix_length, completions.c.label, completions.c.finish_reason, completions.c.versions),
-        *(completions.c.started_at, completions.c.finished_at, completions.c.misfit, completions.c.untrainable),
-        completions.c.untrainable_detail,
+        *(completions.c.started_at, completions.c.finished_at, completions.c.queued_seconds, completions.c.misfit),
+        *(completions.c.untrainable, completions.c.untrainable_detail),
         (func.length(completions.c.prompt_tail, type_=Integer) // 4).label("tail"),
         (func.length(completions.c.sampled, type_=Integer) // 4).label("answer"),
         _stored_bytes(completions.c.reply, dialect).label("reply_bytes"),
@@ -251,6 +253,7 @@ def _entry(
         versions=list(dict.fromkeys(str(version) for version, _, _ in row.versions)),
         started_at=row.started_at,
         finished_at=row.finished_at,
+        queued_seconds=row.queued_seconds,
         untrainable=None if why is None else str(why),
         misfit=row.misfit,
         trained=None if fate is None else fate.trained,
