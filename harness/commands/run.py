@@ -54,7 +54,7 @@ from proxy.pool.processes.owners import RunClaim, owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.prompt_variations import PROMPT_KINDS
-from proxy.pool.rollouts.runs import find_run, open_run
+from proxy.pool.rollouts.runs import find_run, note_directory, open_run
 from proxy.pool.rollouts.starts import solved_tasks
 from proxy.pool.training.evaluations import evaluations
 from proxy.pool.training.settled import settle_untrained
@@ -216,6 +216,7 @@ def run(verb: str, settings: Settings) -> int:
                 with placement.placed(settings, context, maker) as placed:
                     directory.begin(config | identity, verb, settings)
                     expected = plan.expected()
+                    note_directory(pool, stored_run.id, directory.path)
                     directory.write_whereabouts(Whereabouts(pool=proxy.pool, name=stored_run.name, expected=expected))
                     board = Board(console, expected, run_summary(pool, stored_run.id), rules)
                     slots = asyncio.Semaphore(plan.concurrency)

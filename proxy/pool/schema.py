@@ -65,6 +65,7 @@ runs = Table(
     Column("config", JSON, nullable=False),
     Column("queue_limit", Integer),  # groups that may be open at once; null: no trainer has set a limit
     Column("lease_groups", Integer),  # groups that a train step takes; null: no trainer has said
+    Column("directory", Text),  # where the newest harness keeps its files, absolute, on its machine; null: not known
     Column("lease_window", Integer),  # groups, from the oldest waiting one, among which it takes them; null: among all
     Column("created_at", Float, nullable=False),
     Column(

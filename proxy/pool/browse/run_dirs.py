@@ -1,18 +1,26 @@
-"""The directories of a run that can be found from its pool: that of the pool's file, and those in it.
+"""The directories of a run that can be found from its pool: the one that the pool names, that of the pool's file, and
+those in it.
 
-A directory counts if its whereabouts.json names the run and the pool, so that no other file is ever read.
+A directory counts if its whereabouts.json names the run and the pool, so that no other file is ever read, whatever the
+pool names.
 """
 
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from sqlalchemy import select
 
 from proxy.pool.address import parsed
+from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
+from proxy.pool.schema import runs
 
 LOOKED_AT = 200
 """Directories beside the pool that are looked at, the newest ones."""
+PORT = 5432
+"""Of a PostgreSQL server whose URL has none."""
 
 
 class _Whereabouts(msgspec.Struct):
@@ -23,22 +31,32 @@ class _Whereabouts(msgspec.Struct):
 
 
 def run_directories(pool: Pool, run: str) -> list[Path]:
-    """Return the directories of a run; none for a pool that is no file, or a run whose directory is elsewhere."""
+    """Return the directories of a run on this machine; none where they are elsewhere."""
+    with snapshot(pool) as connection:
+        named = connection.scalar(select(runs.c.directory).where(runs.c.name == run))
+    near = [] if named is None else [Path(named)]
     address = parsed(pool.url)
-    if address.get_backend_name() != "sqlite" or not address.database:
-        return []
-    home = Path(address.database).absolute().parent
-    near = [home]
-    with suppress(OSError):
-        near += sorted((path for path in home.iterdir() if path.is_dir()), key=_age)[:LOOKED_AT]
-    return [directory for directory in near if _names(directory, pool.url, run)]
+    if address.get_backend_name() == "sqlite" and address.database:
+        home = Path(address.database).absolute().parent
+        near.append(home)
+        with suppress(OSError):
+            near += sorted((path for path in home.iterdir() if path.is_dir()), key=_age)[:LOOKED_AT]
+    return [directory for directory in dict.fromkeys(near) if _names(directory, pool.url, run)]
 
 
 def _names(directory: Path, url: str, run: str) -> bool:
-    with suppress(OSError, msgspec.DecodeError):
+    with suppress(OSError, msgspec.DecodeError, UserError):
         where = msgspec.json.decode((directory / "whereabouts.json").read_bytes(), type=_Whereabouts)
-        return where.name == run and where.pool == url
+        return where.name == run and _same_pool(where.pool, url)
     return False
+
+
+def _same_pool(url: str, other: str) -> bool:
+    """Whether two URLs name one pool. A reader of a server may have a user and options of its own."""
+    one, two = parsed(url), parsed(other)
+    if one.get_backend_name() == "sqlite":
+        return url == other
+    return (one.host, one.port or PORT, one.database) == (two.host, two.port or PORT, two.database)
 
 
 def _age(path: Path) -> float:

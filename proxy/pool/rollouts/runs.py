@@ -4,6 +4,7 @@ import re
 import time
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -123,6 +124,13 @@ def note_lease(pool: Pool, run_id: int, groups: int, window: int | None) -> None
     with pool.write() as connection:
         values = {"lease_groups": groups, "lease_window": window}
         connection.execute(update(runs).where(runs.c.id == run_id).values(values))
+
+
+@retried
+def note_directory(pool: Pool, run_id: int, directory: Path) -> None:
+    """Note for readers of the pool where the run's harness keeps its files."""
+    with pool.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(directory=str(directory.absolute())))
 
 
 def admission(pool: Pool, run_id: int) -> Admission:

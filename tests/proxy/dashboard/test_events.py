@@ -3,9 +3,14 @@
 from pathlib import Path
 
 import msgspec
+from sqlalchemy.engine import make_url
 
 from proxy.pool.browse.attempts.logs import PIECE
-from proxy.pool.database import open_pool
+from proxy.pool.database import Pool, insert_row, open_pool
+from proxy.pool.rollouts.runs import find_run, note_directory
+from proxy.pool.schema import attempts
+from proxy.pool.training.evaluations import open_evaluation
+from proxy.pool.training.steps import versions
 from tests.proxy.dashboard.conftest import Visit, Visitor
 from tests.proxy.dashboard.make import HOSTILE, Story, story
 
@@ -26,7 +31,7 @@ async def test_a_log_beside_the_pool_is_read_in_pieces(visit: Visit, tmp_path: P
     (logs / f"attempt-{told.attempt}.log").write_bytes(text.encode() + b"\xff\xfe end")
     visitor = await visit(pool.url)
     none = await visitor.ask(f"attempts/{told.attempt}/log")
-    assert none["text"] == "" and "not beside its pool" in none["missing"]
+    assert none["text"] == "" and "not on this machine" in none["missing"]
     (tmp_path / "runs" / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "other"}))
     assert (await visitor.ask(f"attempts/{told.attempt}/log"))["missing"]
     (tmp_path / "runs" / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "train"}))
@@ -39,3 +44,28 @@ async def test_a_log_beside_the_pool_is_read_in_pieces(visit: Visit, tmp_path: P
     session = await visitor.ask(f"attempts/{told.session}/log")
     assert session["missing"].startswith("a session has no log")
     pool.close()
+
+
+async def test_a_log_is_found_where_the_pool_says_that_its_run_keeps_it(
+    visit: Visit, database: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Also by a reader with a name of its own, and of an evaluation that the run asked for; never in another place."""
+    told, run = story(pool), find_run(pool, "train")
+    directory = tmp_path / "not" / "beside" / "it"
+    (directory / "logs").mkdir(parents=True)
+    evaluation = open_evaluation(pool, run, versions(pool, run.id)[0], {}, engine="", rollouts=1)
+    with pool.write() as connection:
+        place = {"run_id": evaluation.run_id, "number": 0, "key_hash": "evaluates", "agent": "a", "opened_at": 1.0}
+        evaluated = insert_row(connection, attempts, place)
+    for attempt in (told.attempt, evaluated):
+        (directory / "logs" / f"attempt-{attempt}.log").write_text(f"the log of {attempt}")
+    note_directory(pool, run.id, directory)
+    visitor = await visit(database)
+    assert "not on this machine" in (await visitor.ask(f"attempts/{told.attempt}/log"))["missing"]
+    by_another = make_url(pool.url)
+    if pool.dialect == "postgresql":
+        by_another = by_another.set(username="reader", query={})
+    where = {"pool": by_another.render_as_string(hide_password=False), "name": "train"}
+    (directory / "whereabouts.json").write_bytes(msgspec.json.encode(where))
+    for attempt in (told.attempt, evaluated):
+        assert (await visitor.ask(f"attempts/{attempt}/log"))["text"] == f"the log of {attempt}"

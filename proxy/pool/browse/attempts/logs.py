@@ -11,6 +11,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool
 from proxy.pool.schema import attempts, runs
+from proxy.pool.training.evaluations import what_it_evaluates
 
 PIECE = 100_000
 """Bytes of a log that are read at once."""
@@ -35,21 +36,22 @@ def log_piece(pool: Pool, attempt_id: int, offset: int | None = None, until: int
 
     NotInPool when there is no such attempt.
     """
-    query = select(attempts.c.id, runs.c.name).outerjoin(runs, runs.c.id == attempts.c.run_id)
+    query = select(attempts.c.id, runs.c.name, runs.c.config).outerjoin(runs, runs.c.id == attempts.c.run_id)
     with snapshot(pool) as connection:
         row = connection.execute(query.where(attempts.c.id == attempt_id)).one_or_none()
         if row is None:
             raise NotInPool(f"the pool has no attempt {attempt_id}; the pages of its rollouts list those that it has")
         if row.name is None:
             return _none("a session has no log here: the agent ran on its own")
-    directories = run_directories(pool, row.name)
+    of = what_it_evaluates(row.config)  # an evaluation has its logs where those of its training run are
+    directories = run_directories(pool, row.name if of is None else of.run)
     for directory in directories:
         file = directory / "logs" / f"attempt-{attempt_id}.log"
         with suppress(OSError):
             return _piece(file, offset, until)
     if directories:
         return _none(f"{directories[0]}/logs has no log of this attempt: it has not ended, or the file was deleted")
-    return _none("the directory of the run is not on this machine, or not beside its pool")
+    return _none("the directory of the run is not on this machine, and no directory beside its pool is the run's")
 
 
 def _piece(file: Path, offset: int | None, until: int | None) -> LogPiece:
