@@ -4,18 +4,23 @@ Not covered here: MagiAttention itself and FlexAttention's backward pass, which 
 """
 
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx import GraphModule
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from proxy.pool.terminal import progress
 from tests.trainer.test_tree import TREE, dense, row, rows_of
 from trainer.data.tree import TokenRun, build
 from trainer.megatron.attention import magi
-from trainer.megatron.attention.flex import block_mask, flexible
+from trainer.megatron.attention.flex import block_mask, flexible, show_compiling
 from trainer.megatron.attention.kernels import tree_attention
 from trainer.megatron.attention.layout import AttentionLayout
 
@@ -123,6 +128,20 @@ def test_flexible_attention_is_that_of_the_dense_mask(seed: int) -> None:
         output = flexible(q, k, v, layout, 0.3)
     torch.testing.assert_close(output, dense(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(output, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+
+
+def test_one_sees_that_torch_compiles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.05)
+
+    def slow(module: GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        time.sleep(0.5)
+        return module.forward
+
+    show_compiling()
+    double = torch.compile(lambda x: x * 2, backend=slow, dynamic=False)
+    assert double(torch.ones(2)).tolist() == [2, 2]
+    assert capsys.readouterr().err.startswith("compiling the attention kernel: ")
+    assert double(torch.ones(2)).tolist() == [2, 2] and capsys.readouterr().err == ""  # compiled once
 
 
 @pytest.mark.long

@@ -4,14 +4,17 @@ No N x N mask ever exists: a block of queries and a block of keys are compared b
 end among the keys. Left out: choosing a kernel (trainer/megatron/attention/kernels.py).
 """
 
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from proxy.pool.terminal.progress import progress
 from trainer.data.to_device import to_device
 from trainer.megatron.attention.layout import AttentionLayout
 
@@ -33,8 +36,20 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout,
 @lru_cache(maxsize=1)
 def compiled() -> Any:
     """The compiled kernel. Made once, for all lengths (`dynamic`): micro-batches differ in length."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        show_compiling()
     # fullgraph: an error where torch would otherwise compile no more kernels and compute all scores at once
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+@lru_cache(maxsize=1)
+def show_compiling() -> None:
+    """Show from now on for how long torch compiles: the first step on a GPU waits for it, forward and backward."""
+    from torch._dynamo import on_compile_end, on_compile_start  # seconds of CPU, which only a GPU's kernel needs
+
+    shown = ExitStack()
+    on_compile_start(lambda _: shown.enter_context(progress("compiling the attention kernel")))
+    on_compile_end(lambda _: shown.close())
 
 
 @lru_cache(maxsize=2)
