@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import update
 
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import rollouts
 from tests.conftest import need
 from tests.proxy.dashboard.make import HOSTILE, Story, story
 from tests.proxy.dashboard.test_plans import filled
@@ -118,7 +120,10 @@ def test_every_page_is_clean_in_every_size_and_scheme_and_axe_finds_nothing_seri
 
 @pytest.mark.long
 def test_every_place_is_reached_by_keyboard_alone(home: tuple[Path, Story, Pool]) -> None:
-    file, told, _ = home
+    file, told, pool = home
+    looped = rollouts.c.id == told.rollouts[0]
+    with pool.write() as connection:
+        connection.execute(update(rollouts).where(looped).values(reward=0.0))
     with served(file) as address:
         seen = walk(address, "keyboard", run="train", rows=3, group=told.group)
     assert seen["first"] == "to the content" and "next call" not in seen["help"] and "all runs" in seen["help"]
@@ -126,6 +131,8 @@ def test_every_place_is_reached_by_keyboard_alone(home: tuple[Path, Story, Pool]
     assert f"#/rollout/{told.rollouts[0]}" in seen["rollout"] and "call=" in seen["call"] != seen["rollout"]
     assert "logprob" in seen["token"] and f"#/rollout/{told.rollouts[1]}" in seen["next"]
     assert seen["search"].endswith("#/search?q=parser") and seen["troubles"] == []
+    assert seen["question"].endswith("#/search?event=retry_loop&most_reward=0")
+    assert f"#/rollout/{told.rollouts[0]}" in seen["looped"]
 
 
 @pytest.mark.long

@@ -138,6 +138,14 @@ def keyboard(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     page.keyboard.press("Enter")
     page.wait_for_selector("h1:has-text('Search')", timeout=SECONDS)
     seen["search"] = page.url
+    page.locator("#page a:has-text('failed in a retry loop')").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#page table a[href^='#/rollout/']", timeout=SECONDS)
+    seen["question"] = page.url
+    page.locator("#page table a[href^='#/rollout/']").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=treeitem]", timeout=SECONDS)
+    seen["looped"] = page.url
     seen["troubles"] = watch.troubles
     context.close()
     return seen

@@ -22,6 +22,17 @@ const FIELDS = [
   "most_tokens",
 ];
 
+// Questions that one has about a run, each a set of filters
+const QUESTIONS = [
+  ["failed in a retry loop", { event: "retry_loop", most_reward: 0 }],
+  ["failed and repeated a call", { event: "repeated_call", most_reward: 0 }],
+  ["failed with a reply that repeats itself", { event: "repetition", most_reward: 0 }],
+  ["gave up", { event: "giving_up" }],
+  ["was cut at a limit", { event: "truncated" }],
+  ["edited a test", { event: "test_edited" }],
+  ["has no reward", { no_reward: 1 }],
+];
+
 export async function search(box, { params, signal }) {
   const state = await ask("search/index", {}, signal);
   const runs = (await ask("runs", {}, signal)).runs.map((run) => run.name);
@@ -75,10 +86,18 @@ export async function search(box, { params, signal }) {
     input("domain", "domain"),
     h("button", { type: "submit" }, "search"),
   );
+  const questions = h(
+    "p.tools",
+    {},
+    h("span.quiet", {}, "which rollout"),
+    QUESTIONS.map(([text, filters]) =>
+      h("a.chip", { href: link(["search"], { ...filters, run: value("run") }) }, text),
+    ),
+  );
   const note = h("p.quiet", { role: "status" });
   const list = h("div.hits");
   const further = h("p");
-  box.append(h("h1", {}, "Search"), form, note, list, further);
+  box.append(h("h1", {}, "Search"), questions, form, note, list, further);
   document.getElementById("find-text").value = value("q");
   const wanted = Object.fromEntries(FIELDS.map((name) => [name, value(name)]));
   let shown = [];
