@@ -33,18 +33,19 @@ TESTS = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest
 # once, before all workers compile the same at the same time
 COMPILE = $(BIN)/python -m compileall -q -j 0 proxy harness sandboxes trainer
 
-test: install agents sdks  ## what CI runs
-	$(MAKE) -j2 check short-tests
+# Agents are downloaded while types are checked.
+test: install  ## what CI runs
+	$(MAKE) -j3 check short-tests
 
-test-all: install all-agents all-sdks  ## adds the long tests
-	$(MAKE) -j2 check all-tests
+test-all: install  ## adds the long tests
+	$(MAKE) -j3 check all-tests
 
-short-tests: install
+short-tests: install agents sdks
 	rm -f $(FAILED)
 	$(COMPILE)
 	$(TESTS) -m "not long" $(WORKERS) || { code=$$?; [ $$code = 1 ] || rm -f $(FAILED); exit $$code; }
 
-all-tests: install
+all-tests: install all-agents all-sdks
 	$(COMPILE)
 	$(TESTS) $(WORKERS)
 
