@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.agents.base import STDIO, Bundle, Endpoint, Launch
+from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, compile_python
 from harness.tasks.schema import McpServer
 
@@ -30,7 +30,7 @@ def _version() -> str:
 class Native(FromRegistry):
     """`native`, which lets the model manage its context, or `native-POLICY`."""
 
-    mcp = STDIO
+    mcp = STDIO_AND_HTTP
     package = Package("native", _version(), PACKAGES, "python")
 
     def __init__(self, policy: str = "free"):

@@ -4,6 +4,8 @@ Sub-agents and compaction are live for opencode and codex. Most cases are long; 
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from harness.agents import INSTALLED
 from harness.agents.base import Endpoint
-from harness.agents.bundles.install import bundle_at
+from harness.agents.bundles.install import PACKAGES, bundle_at
 from harness.agents.mcp_forms import file_text
 from harness.agents.mix import Scaffold, check_servers
 from harness.agents.sdk.adapter import SDK_AGENTS
@@ -30,6 +32,7 @@ from tests.harness import scripts
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 from tests.harness.live import Conversation, Line, tree, write_table
 
+HERE = Path(__file__).parent
 IN_CI = ("mini-swe-agent", "opencode", "codex", "native")
 AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in sorted(INSTALLED)]
 TABLE = "BLACKFORGE_AGENTS_TABLE"
@@ -120,7 +123,7 @@ LIVE = [
 WORDS = {
     "id": "words",
     "instruction": scripts.TOLD,
-    "files": {"words.py": (Path(__file__).parent / "native" / "mcp_server.py").read_text()},
+    "files": {"words.py": (HERE / "native" / "mcp_server.py").read_text()},
     "mcp": [{"name": "words", "command": ["python3", "words.py"], "env": {"WORD": "quince"}}],
     "verifier": {"command": 'test "$(cat hello.txt)" = quince', "timeout": 30},
     "timeout": 240,
@@ -196,6 +199,33 @@ def test_the_tools_of_a_tasks_mcp_server_reach_the_model(name: str, proxy: Runni
     assert row["trainable"] == row["completions"]
 
 
+@pytest.fixture(scope="module")
+def address_of_words() -> Iterator[str]:
+    """The address of an MCP server that is made with the SDK of MCP, which smolagents brings."""
+    need_agent("smolagents")
+    environment = {"PYTHONPATH": str(INSTALLED["smolagents"].package.directory / PACKAGES), "WORD": "quince"}
+    command = [sys.executable, "-S", str(HERE / "words_server.py")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    with process:
+        yield process.stdout.readline().strip()
+        process.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in WITH_MCP if "http" in INSTALLED[name].mcp])
+def test_the_tools_of_an_mcp_server_over_http_reach_the_model(
+    name: str, proxy: RunningProxy, address_of_words: str, tmp_path: Path
+) -> None:
+    need_agent(name)
+    task = WORDS | {"files": {}, "mcp": [{"name": "words", "url": address_of_words}]}
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
+    tasks = write_tasks(tmp_path / "tasks.jsonl", task)
+    assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
+    (row,) = results(tmp_path / "run")
+    assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
+
+
 def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[..., list[dict[str, Any]]]) -> None:
     (row,) = run()
     assert (row["reward"], row["completions"], row["attempts"]) == (1.0, 2, 1)
@@ -234,7 +264,7 @@ def test_the_common_form_has_programs_and_addresses() -> None:
 
 def test_a_task_with_mcp_servers_needs_an_agent_with_mcp(run: Callable[..., list[dict[str, Any]]]) -> None:
     program, address = (Task(id=server.name, mcp=(server,)) for server in SERVERS)
-    for name, refused in (("aider", program), ("mini-swe-agent", address), ("native", address)):
+    for name, refused in (("aider", program), ("mini-swe-agent", address)):
         scaffold = Scaffold(name=name, agent=INSTALLED[name])
         check_servers([scaffold], [Task(id="u")])
         spare, said = (

@@ -1,29 +1,21 @@
-"""Tools of MCP servers (Model Context Protocol) that speak JSON lines over their standard input and output.
+"""Tools of MCP servers (Model Context Protocol). How one speaks with them is in connection.py.
 
-Left out: servers over HTTP, resources, prompts, and what a server asks of its client, except for `ping`.
+Left out: resources, prompts, and what a server asks of its client, except for `ping`.
 """
 
-import json
-import os
-import select
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+from .connection import CALL_SECONDS, SilentServer, connect
 from .settings import ConnectedServer, SettingsError
 from .tool import Tool, ToolFailed
 
 PROTOCOL = "2025-06-18"
 START_SECONDS = 60.0
-CALL_SECONDS = 600.0
 NOT_FOUND = -32601
 """JSON-RPC's code for a method that does not exist."""
-
-
-class _Silent(Exception):
-    """A server does not answer; the message says why."""
 
 
 class Servers:
@@ -45,7 +37,7 @@ class Servers:
             try:
                 self._servers[name] = _Server(server)
                 self._servers[name].greet()
-            except (_Silent, OSError, ValueError, KeyError) as error:
+            except (SilentServer, OSError, ValueError, KeyError) as error:
                 raise SettingsError(f"the MCP server {name} does not start ({error}); correct mcp.{name}") from None
 
     def tools(self) -> list[Tool]:
@@ -63,21 +55,19 @@ def _tool(name: str, server: "_Server", found: dict[str, Any]) -> Tool:
 
 
 class _Server:
-    """One server as a child process. It writes its log to our standard error."""
+    """One server."""
 
     def __init__(self, server: ConnectedServer):
-        self._process = subprocess.Popen(
-            list(server.command), env=os.environ | server.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._ids, self._buffer = count(1), b""
+        self._connection = connect(server)
+        self._ids = count(1)
         self.tools: list[dict[str, Any]] = []
 
     def greet(self) -> None:
         """Shake hands and ask for the tools."""
         me = {"name": "native", "version": "1"}
         hello = {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": me}
-        self._ask("initialize", hello, START_SECONDS)
-        self._send({"method": "notifications/initialized"})
+        self._connection.agree(self._ask("initialize", hello, START_SECONDS).get("protocolVersion", PROTOCOL))
+        self._connection.send({"method": "notifications/initialized"})
         cursor: dict[str, Any] = {}
         while True:
             page = self._ask("tools/list", cursor, START_SECONDS)
@@ -90,7 +80,7 @@ class _Server:
         """The text of a tool's result. ToolFailed when it reports an error, or the server does not answer."""
         try:
             result = self._ask("tools/call", {"name": name, "arguments": arguments}, CALL_SECONDS)
-        except (_Silent, ValueError) as error:
+        except (SilentServer, ValueError) as error:
             raise ToolFailed(str(error)) from None
         parts = result.get("content") or []
         text = "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in parts)
@@ -98,60 +88,22 @@ class _Server:
             raise ToolFailed(text)
         return text
 
+    def end(self) -> None:
+        self._connection.end()
+
     def _ask(self, method: str, params: dict[str, Any], seconds: float) -> dict[str, Any]:
         id = next(self._ids)
-        self._send({"id": id, "method": method, "params": params})
-        for message in self._messages(time.monotonic() + seconds):
+        self._connection.send({"id": id, "method": method, "params": params})
+        for message in self._connection.messages(time.monotonic() + seconds):
             if "method" in message and "id" in message:
                 self._answer(message)
             elif message.get("id") == id and "error" in message:
-                raise _Silent(f"{method} failed: {message['error'].get('message')}")
+                raise SilentServer(f"{method} failed: {message['error'].get('message')}")
             elif message.get("id") == id:
                 return dict(message["result"])
-        raise _Silent(f"no answer to {method}")
+        raise SilentServer(f"no answer to {method}")
 
     def _answer(self, message: dict[str, Any]) -> None:
         known = message["method"] == "ping"
         error = {"code": NOT_FOUND, "message": f"{message['method']} is not served"}
-        self._send({"id": message["id"], **({"result": {}} if known else {"error": error})})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise _Silent("the server has ended") from None
-
-    def _messages(self, deadline: float) -> Iterator[dict[str, Any]]:
-        """What the server says until the deadline, or until it ends."""
-        assert self._process.stdout is not None
-        file = self._process.stdout.fileno()
-        while True:
-            line, end, rest = self._buffer.partition(b"\n")
-            if end:
-                self._buffer = rest
-                message = json.loads(line)
-                if isinstance(message, dict):
-                    yield message
-                continue
-            if not select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return
-            data = os.read(file, 65536)
-            if not data:
-                return
-            self._buffer += data
-
-    def end(self) -> None:
-        """Close its input, which asks it to end, and kill it when it does not."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it has ended already
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self._connection.send({"id": message["id"], **({"result": {}} if known else {"error": error})})

@@ -14,10 +14,12 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectedServer:
-    """A program that offers tools over its standard input and output."""
+    """An MCP server: a program that offers tools over its standard input and output, or an address."""
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    """The program's, beside ours."""
+    url: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +62,17 @@ def read_settings(file: Path, *, must_exist: bool) -> AgentSettings:
 
 
 def read_servers(file: Path) -> dict[str, ConnectedServer]:
-    """Read the servers of a file in the common form. SettingsError for one that is reached over HTTP."""
+    """Read the servers of a file in the common form. SettingsError when it cannot be read."""
     try:
         table = json.loads(file.read_text())["mcpServers"]
-        return {name: _common_server(name, server) for name, server in table.items()}
+        return {name: _common_server(server) for name, server in table.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(f"the file of MCP servers {file} cannot be read ({error}); correct it") from None
 
 
-def _common_server(name: str, server: dict[str, Any]) -> ConnectedServer:
+def _common_server(server: dict[str, Any]) -> ConnectedServer:
     if "url" in server:
-        raise SettingsError(f"the MCP server {name} has a URL; use one that is a program, as HTTP is not spoken here")
+        return ConnectedServer(url=str(server["url"]))
     return ConnectedServer(command=(server["command"], *server.get("args", ())), env=server.get("env", {}))
 
 
@@ -100,13 +102,19 @@ def _shares(key: str, value: Any) -> tuple[float, float]:
     return float(value[0]), float(value[1])
 
 
+_LIKE = 'like {"command": ["program", "argument"], "env": {"NAME": "value"}} or {"url": "http://..."}'
+
+
 def _servers(key: str, value: Any) -> dict[str, ConnectedServer]:
     if not isinstance(value, dict):
         _wrong(key, value, 'like {"name": {"command": ["program", "argument"], "env": {"NAME": "value"}}}')
     servers = {}
     for name, server in value.items():
+        if isinstance(server, dict) and set(server) == {"url"}:
+            servers[name] = ConnectedServer(url=_text(f"{key}.{name}.url", server["url"]))
+            continue
         if not isinstance(server, dict) or not server.get("command") or set(server) - {"command", "env"}:
-            _wrong(f"{key}.{name}", server, 'like {"command": ["program", "argument"], "env": {"NAME": "value"}}')
+            _wrong(f"{key}.{name}", server, _LIKE)
         env = server.get("env", {})
         if not isinstance(env, dict) or not all(isinstance(text, str) for text in env.values()):
             _wrong(f"{key}.{name}.env", env, 'like {"NAME": "value"}')

@@ -15,6 +15,7 @@ from harness.agents.native.tool import Toolbox, ToolFailed, shortened
 from proxy.pool.behaviour.event import Kind
 from proxy.pool.behaviour.read import events
 from tests.harness.native.conftest import Agent, called
+from tests.harness.native.http_mcp import PROTOCOL, http_server
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 
@@ -121,20 +122,36 @@ async def test_tools_of_an_mcp_server_reach_the_model(agent: Agent) -> None:
     assert "Error: no answer to tools/call" in session.model.prompts[3]
 
 
+async def test_tools_of_an_mcp_server_over_http_reach_the_model(agent: Agent) -> None:
+    texts = ("red", "broken", "lost", "blue")
+    async with http_server() as server:
+        replies = [*(called("words__join", text=text) for text in texts), "Done."]
+        session = await agent(*replies, mcp={"words": {"url": server.url}}, tools=["words__join"])
+    assert session.status == 0, session.output
+    assert "red quince {}" in session.model.prompts[1] and "blue quince {}" in session.model.prompts[4]
+    assert "Error: no answer to tools/call" in session.model.prompts[2]
+    assert "Error: the server answers with HTTP 404: no such session" in session.model.prompts[3]
+    assert server.ended == ["s1"] and "MCP-Protocol-Version" not in server.headers[0]
+    assert {(each["Mcp-Session-Id"], each["MCP-Protocol-Version"]) for each in server.headers[1:]} == {("s1", PROTOCOL)}
+
+
 def test_servers_of_a_file_in_the_common_form_are_read(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
-    file.write_text('{"mcpServers": {"a": {"type": "stdio", "command": "x", "args": ["y"], "env": {"Z": "1"}}}}')
-    assert read_servers(file) == {"a": ConnectedServer(command=("x", "y"), env={"Z": "1"})}
-    for text, why in (('{"mcpServers": {"a": {"url": "http://m"}}}', "a has a URL"), ("[]", "cannot be read")):
-        file.write_text(text)
-        with pytest.raises(SettingsError, match=why):
-            read_servers(file)
+    program = '"a": {"type": "stdio", "command": "x", "args": ["y"], "env": {"Z": "1"}}'
+    file.write_text(f'{{"mcpServers": {{{program}, "b": {{"type": "http", "url": "http://m"}}}}}}')
+    known = {"a": ConnectedServer(command=("x", "y"), env={"Z": "1"}), "b": ConnectedServer(url="http://m")}
+    assert read_servers(file) == known
+    file.write_text("[]")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_servers(file)
 
 
 def test_a_server_that_does_not_start_is_named() -> None:
-    for command in (("no-such-program",), (sys.executable, "-c", "print('hello')"), (sys.executable, "-c", "")):
+    commands = (("no-such-program",), (sys.executable, "-c", "print('hello')"), (sys.executable, "-c", ""))
+    nobody = ConnectedServer(url="http://127.0.0.1:1/mcp")
+    for server in (*(ConnectedServer(command=command) for command in commands), nobody):
         with Servers() as servers, pytest.raises(SettingsError, match=r"the MCP server a does not start .*mcp\.a"):
-            servers.start({"a": ConnectedServer(command=command)})
+            servers.start({"a": server})
 
 
 @pytest.mark.parametrize(
@@ -151,6 +168,7 @@ def test_a_server_that_does_not_start_is_named() -> None:
         ('{"tools": "shell"}', "a list of texts"),
         ('{"mcp": {"a": {"command": "x"}}}', "a list of texts"),
         ('{"mcp": {"a": {"program": ["x"]}}}', 'like {"command"'),
+        ('{"mcp": {"a": {"url": ""}}}', "a text"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(text: str, why: str, tmp_path: Path) -> None:
