@@ -19,6 +19,7 @@ from proxy.engine import process
 from proxy.engine.replicas.fleet import Fleet
 from proxy.engine.replicas.outage import Outage
 from proxy.engine.replicas.replica import Origin
+from proxy.engine.replicas.run_needs import RunFacts
 from proxy.engine.scripted import ScriptedEngine, ScriptedReply
 from proxy.pool.completions.store import of_attempt
 from proxy.pool.inspect.verify import verify
@@ -233,6 +234,50 @@ async def test_one_engine_of_two_that_is_away_is_no_outage() -> None:
     fleet.note_outage()
     assert fleet.away() == "every engine (http://127.0.0.1:9, http://127.0.0.1:19)" and not fleet.outage_of(None).up
     await fleet.close()
+
+
+async def test_watches_that_forget_a_run_at_the_same_time_go_on() -> None:
+    def asked(run_id: int, versions: frozenset[str]) -> RunFacts:
+        time.sleep(0.05)  # the second watch waits for the answer to the first
+        return RunFacts(attended=False)
+
+    fleet = Fleet(["http://127.0.0.1:9", "http://127.0.0.1:19"], of_run=asked, unattended_seconds=0)
+    for run_id in range(3):
+        fleet.outage_of(run_id)
+    await asyncio.gather(*(fleet._look_up_runs() for _ in range(4)))
+    assert not fleet._runs
+    await fleet.close()
+
+
+async def test_an_engine_of_one_run_comes_back_beside_one_of_another_run(
+    serve: Serve, engine: Engine, tiny_model: Path
+) -> None:
+    """The other run has published last, so the engine has neither the newest version nor one that is served."""
+    other = Engine(tiny_model)
+    await other.start()
+    stand = await serve(url=(engine.url, other.url), max_new_tokens=500, limits={"unattended_seconds": 600})
+    runs = [open_run(stand.pool, name, "train", {}) for name in ("a run", "another")]
+    done = steps.Published(step=0, checkpoint="", hf_dir="/weights", metrics={})
+    mine, theirs = [steps.publish(stand.pool, run.id, done).name for run in runs]
+    engine.served.version, other.served.version = mine, theirs
+    [(_, key)] = attempts(stand, 1)
+    assert (await stand.chat(user("count"), key=key))["status"] == 200
+    await engine.kill()
+    asking = asyncio.create_task(stand.chat(user("count"), key=key))
+
+    async def gone() -> bool:
+        return engine.url in await states(stand, "open")
+
+    await until(gone)
+    await engine.start(mine)
+    assert (await asking)["status"] == 200
+    await other.kill()
+
+
+async def states(stand: Stand, state: str) -> list[str]:
+    """The replicas in this state."""
+    async with stand.http.get(f"{stand.url}/health") as answer:
+        return [each["url"] for each in (await answer.json())["replicas"] if each["state"] == state]
 
 
 def test_an_attempt_waits_only_while_its_own_call_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:

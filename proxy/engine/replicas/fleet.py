@@ -34,7 +34,7 @@ TRIES = 3
 CHECK_SECONDS = 5.0
 """Seconds between the checks of a serving replica's health and weights."""
 BEHIND_SECONDS = 0.5
-"""The same for a replica without the newest version: a push is probably updating it."""
+"""Seconds between the checks of a replica without the newest version: a push is probably updating it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Fleet:
         a run waits for an engine when no harness has worked at the run for `unattended_seconds`.
         """
         self._published, self._newest = published, ""
-        self._successor, self._pushed = successor, ""
+        self._successor, self._pushed = successor, ""  # the version last seen at any replica
         self._of_run, self._unattended_seconds = of_run, unattended_seconds
         self._outage = Outage()
         self._runs: dict[int, RunNeeds] = {}
@@ -100,7 +100,7 @@ class Fleet:
         return sum(outage.seconds(attempt_id, within) for outage in outages)
 
     def away(self, run_id: int | None = None) -> str:
-        """The engines for people while none of them is up for the run; else empty."""
+        """Name the engines that are away, as the subject of a sentence; empty while one is up for the run."""
         run = self._needs(run_id)
         if (run.outage if run else self._outage).up:
             return ""
@@ -158,7 +158,7 @@ class Fleet:
         return None if run_id is None else self._runs.get(run_id)
 
     async def was_down(self, since: float, run_id: int) -> bool:
-        """Whether no engine was up at some time after `since`; those that calls took for lost are asked now."""
+        """Check the replicas that calls have lost, then say whether no engine was up at some time after `since`."""
         doubtful = [replica for replica in self.replicas if replica.circuit.state == "open" and not replica.away]
         for replica in doubtful:
             if replica.checking is None or replica.checking.done():
@@ -218,8 +218,11 @@ class Fleet:
             if replica.circuit.state == "open":
                 pause = replica.circuit.pause()
                 await asyncio.sleep(pause if self._outage.up else min(pause, CHECK_SECONDS))
-            await self._check(replica)
-            await self._look_up_runs()
+            try:
+                await self._check(replica)
+                await self._look_up_runs()
+            except Exception:  # a bug must not end the checks: nothing else brings a lost replica back
+                log.exception("the check of %s failed", replica.url)
             if replica.circuit.state != "open":
                 replica.woken.clear()
                 behind = self._newest not in ("", replica.version)
@@ -240,33 +243,33 @@ class Fleet:
         replica.serves(version)
         lost = replica.circuit.state == "open" or replica.away != ""
         if published := PUBLISHED.fullmatch(version):
-            self._pushed = published[1]
+            self._pushed = replica.pushed = published[1]
             if replica.away and published[2]:  # a push is at it
                 return
-        elif self._pushed and lost:
-            replica.away = f"the engine at {replica.url}, restarted without the weights {self._pushed},"
+        elif (pushed := replica.pushed or self._pushed) and lost:
+            replica.away = f"the engine at {replica.url}, restarted without the weights {pushed},"
             self.note_outage()
-            await self._restore(replica)
+            await self._restore(replica, pushed)
             return
         if version != self._newest:
             await self._look_up_newest()
         self.note_outage()
         serving = {other.version for other in self.others({replica.url})}
-        held = any(run.prefers(replica.url, version) for run in self._runs.values())
-        if not serving or version in serving or version == self._newest or held:
+        wanted = any(version == run.newest or run.prefers(replica.url, version) for run in self._runs.values())
+        if not serving or version in serving or version == self._newest or wanted:
             replica.circuit.answered()
             replica.away = ""
             self.note_outage()
 
-    async def _restore(self, replica: Replica) -> None:
-        """Give a replica that was restarted the newest weights, unless a trainer comes first."""
+    async def _restore(self, replica: Replica, pushed: str) -> None:
+        """Give a replica that was restarted the newest weights of the run of `pushed`, unless a trainer comes first."""
         try:
-            weights = await asyncio.to_thread(self._successor, self._pushed)
+            weights = await asyncio.to_thread(self._successor, pushed)
             if weights is None:
                 return
             log.warning("%s: loading %s", replica.away, weights.directory)
             await replica.client.load(weights.directory, weights.version)
-            if await asyncio.to_thread(self._successor, self._pushed) != weights:
+            if await asyncio.to_thread(self._successor, pushed) != weights:
                 # A push of newer weights may have come between: with this name, the trainer repeats it.
                 await replica.client.rename(f"outdated-{weights.version}")
         except (EngineError, PoolReadError) as error:
@@ -286,11 +289,13 @@ class Fleet:
         """Ask the pool about the runs that no replica serves the newest version of; forget those that have ended."""
         served = {replica.version for replica in self.replicas}
         for run_id, run in list(self._runs.items()):
+            if self._runs.get(run_id) is not run:  # the watch of another replica has forgotten it meanwhile
+                continue
             unseen = time.monotonic() - run.attended_at > self._unattended_seconds
             if unseen or (run.newest not in served and (run.outage.busy or not run.outage.up)):
                 await self._look_up(run_id, BEHIND_SECONDS)
             if unseen and not run.outage.busy and time.monotonic() - run.attended_at > self._unattended_seconds:
-                del self._runs[run_id]
+                self._runs.pop(run_id, None)
 
 
 class Route:
@@ -341,11 +346,12 @@ class Route:
 
     async def _outlasts(self, error: EngineError, sent: float, request: SamplingRequest, into: Sampling) -> bool:
         """Whether the call goes on after this error, because no engine was up since it was sent."""
-        self._deaths += error.kind != "unreachable"
+        if error.kind != "unreachable":
+            self._deaths += 1
         run_id = self._origin.run
         if run_id is None or error.kind not in LOST or self._deaths > TRIES:
             return False
-        if request.grammar is not None and into.fresh:  # an engine's grammar begins with the answer
+        if request.grammar is not None and into.fresh:  # an engine applies a grammar from its first token on
             return False
         return await self._fleet.was_down(sent, run_id)
 

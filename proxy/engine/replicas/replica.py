@@ -150,6 +150,8 @@ class Replica:
         """Set when a call found it lost or with other weights, so that it is checked at once."""
         self.away = ""
         """Empty, or its name for people while it does not answer or has lost its weights."""
+        self.pushed = ""
+        """The published version that was last seen there; empty before the first."""
         self.checking: asyncio.Task[None] | None = None
         """A check that a call asked for."""
 
