@@ -12,6 +12,7 @@ wrote itself with `files` stay. Paths that cannot be removed, as on a read-only 
 FIFOs and directories of temporary files (daemons use them), and contents, such as an answer in a comment.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Collection
@@ -24,9 +25,10 @@ import msgspec
 from harness.environment.file_manifest import FileManifest, remove
 from harness.environment.git_settings import git_variables
 from harness.tasks import Task
-from sandboxes.base import Limits, Sandbox
+from sandboxes.base import Limits, Sandbox, SandboxError
 
 SECONDS = 120.0
+"""Limit of the look at repositories."""
 _CACHES = r"\.cache/(?:pip|uv|yarn|pnpm|go-build|pre-commit)|\.npm/_cacache|\.cargo/registry|\.yarn/cache"
 _HISTORIES = r"\.\w+_history|\.histfile|\.zhistory|\.viminfo|\.lesshst|\.wget-hsts|[^/]+\.sw[op]|fish_history"
 _REMAINS = (
@@ -66,17 +68,26 @@ class Leftover:
     path: str
     """Its topmost path; for `vcs` a sentence."""
     removed: bool
+    """Whether it was removed; in a plan, whether it is to be."""
 
 
-def leftovers(manifest: FileManifest, task: Task, temporary: Collection[str]) -> list[Leftover]:
-    """List the leftovers in a manifest, topmost paths only. `removed` says whether to remove them."""
-    kept = {*task.files, *task.clean.keep}
+def leftovers(
+    manifest: FileManifest, task: Task, temporary: Collection[str], own: Collection[str] = ()
+) -> list[Leftover]:
+    """Plan what becomes of the leftovers in a manifest, topmost paths only. `own`: absolute paths of the task's files.
+
+    A leftover with a path in it that is kept stays whole, and is reported.
+    """
+
+    def is_kept(path: str) -> bool:
+        return path in own or any(_matches(path, pattern) for pattern in task.clean.keep)
+
     kinds: dict[str, str] = {}
     for path, stat in manifest.files.items():
         kind, top = _kind(path, stat, temporary)
-        if kind and not any(_matches(path, pattern) for pattern in kept):
+        if kind and not is_kept(path):
             kinds.setdefault(top, kind)
-    spared = [path for path in manifest.files if any(_matches(path, pattern) for pattern in kept)]
+    spared = [path for path in manifest.files if is_kept(path)]
     actions = msgspec.structs.asdict(task.clean)
     rows = []
     for top in sorted(top for top in kinds if not any(str(above) in kinds for above in PurePosixPath(top).parents)):
@@ -107,11 +118,19 @@ def _matches(path: str, pattern: str) -> bool:
 
 async def clean_start(sandbox: Sandbox, task: Task, manifest: FileManifest) -> tuple[FileManifest, list[Leftover]]:
     """Remove the leftovers that the task does not keep. Returns the manifest after that, and all leftovers."""
-    planned = leftovers(manifest, task, manifest.temporary)
+    # by their whole paths: another file may end like one of them, as /tests/run.sh does like run.sh
+    own = {_absolute(path, sandbox) for path in task.files}
+    planned = leftovers(manifest, task, manifest.temporary, own)
     stayed = await remove(sandbox, [row.path for row in planned if row.removed], manifest.path)
     rows = [Leftover(row.kind, row.path, row.removed and row.path not in stayed) for row in planned]
     rows += await _vcs(sandbox, task, manifest)
     return manifest.without([row.path for row in rows if row.removed]), rows
+
+
+def _absolute(path: str, sandbox: Sandbox) -> str:
+    """The path of a task's file in a sandbox, where it may begin with ~/ or be relative to the working directory."""
+    path = path.replace("~", sandbox.home, 1) if path.startswith("~/") else path
+    return os.path.normpath(os.path.join(sandbox.work, path))
 
 
 async def _vcs(sandbox: Sandbox, task: Task, manifest: FileManifest) -> list[Leftover]:
@@ -120,6 +139,14 @@ async def _vcs(sandbox: Sandbox, task: Task, manifest: FileManifest) -> list[Lef
     command = f"action={task.clean.vcs}\nset -- {shlex.quote(sandbox.work)} {shlex.quote(sandbox.home)}\n{_VCS}"
     # Before a later step, the agent of the step before may have configured the repository.
     result = await sandbox.run(command, Limits(seconds=SECONDS), git_variables())
+    if result.ended != "exit" and task.clean.vcs == "remove":  # else the agent would see later commits
+        raise SandboxError(
+            f"the history of the repository in {sandbox.work} was not removed: ended by its {result.ended} limit; set "
+            "clean.vcs to report or keep, or take it out of the image"
+        )
     lines = result.output.splitlines()
     removed = {line.removesuffix(": removed") for line in lines if line.endswith(": removed")}
-    return [Leftover("vcs", line, line.split(": ")[0] in removed) for line in lines if " commits beyond HEAD " in line]
+    rows = [Leftover("vcs", line, line.split(": ")[0] in removed) for line in lines if " commits beyond HEAD " in line]
+    if result.ended != "exit":
+        rows.append(Leftover("vcs", f"not all repositories were examined within {SECONDS:g} s", False))
+    return rows

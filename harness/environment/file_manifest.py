@@ -125,13 +125,18 @@ class _Lines:
 
 
 async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:
-    """Remove paths as the agent's user and return those that are still there. `path`: a trusted $PATH."""
+    """Remove paths as the agent's user and return those that are still there. `path`: a trusted $PATH.
+
+    SandboxError when that takes too long: what is left then is not known.
+    """
     left: set[str] = set()
     for batch in in_commands(paths):
         # a link that leads nowhere does not exist for -e
         left_over = '[ ! -e "$p" ] && [ ! -L "$p" ] || printf "%s\\0" "$p"'
         command = f'for p in {batch}; do rm -rf -- "$p" 2>/dev/null; {left_over}; done'
         result = await sandbox.run(command, Limits(seconds=SECONDS), {"PATH": path})
+        if result.ended != "exit":
+            raise SandboxError(f"files of sandbox {sandbox.id} were not removed: ended by its {result.ended} limit")
         left.update(result.output.split("\0")[:-1])
     return left
 

@@ -3,6 +3,7 @@
 import gzip
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from harness.environment.clean_start import clean_start, leftovers
 from harness.environment.file_manifest import FileManifest, take_manifest, write_difference
 from harness.tasks import Task
-from sandboxes.base import Limits, Spec
+from sandboxes.base import Limits, Result, SandboxError, Spec
 from sandboxes.local.process import ProcessSandbox
 from tests.harness.conftest import HELLO
 
@@ -84,6 +85,41 @@ def test_the_places_of_tests_are_emptied_where_the_root_is_the_sandboxes(path: s
     files = {path: "f 644 0 1 1.0 1.0", f"/app{path}": "f 644 0 1 1.0 1.0"}
     rows = leftovers(FileManifest(files, whole=True), task(), ())
     assert [(row.kind, row.path) for row in rows] == [("tests", path.rpartition("/")[0])]
+
+
+async def test_a_file_of_the_task_keeps_no_other_one_that_ends_like_it(sandbox: ProcessSandbox) -> None:
+    files = dict.fromkeys(("/tests/run.sh", "/tests/test_all.py", f"{sandbox.work}/run.sh"), "f 644 0 1 1.0 1.0")
+    own = {f"{sandbox.work}/run.sh"}
+    rows = leftovers(FileManifest(files, whole=True), task(files={"run.sh": ""}), (), own)
+    assert [(row.path, row.removed) for row in rows] == [("/tests", True)]
+    await shell(sandbox, 'mkdir sub; touch a.swp sub/a.swp "[b].swp" "$TMPDIR/a.swp"')
+    mine = {"a.swp": "", "./[b].swp": ""}
+    _, cleaned = await clean_start(sandbox, task(files=mine), await take_manifest(sandbox, Spec(), own_root=False))
+    assert {(short(sandbox, row.path), row.removed) for row in cleaned} == {("sub/a.swp", True), ("tmp/a.swp", True)}
+
+
+class Slow(ProcessSandbox):
+    """A sandbox whose commands of this kind reach their limit."""
+
+    slow = "rm -rf"
+
+    async def run(self, command: str, limits: Limits, *more: Any, **options: Any) -> Result:
+        if self.slow in command:
+            command, limits = "sleep 5", replace(limits, seconds=0.1)
+        return await super().run(command, limits, *more, **options)
+
+
+async def test_a_limit_is_no_success(sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    await shell(sandbox, f"{REPOSITORY} touch .main.py.swp")
+    manifest = await take_manifest(sandbox, Spec(), own_root=False)
+    monkeypatch.setattr(sandbox, "__class__", Slow)
+    with pytest.raises(SandboxError, match="were not removed: ended by its timeout limit"):
+        await clean_start(sandbox, task(), manifest)
+    monkeypatch.setattr(Slow, "slow", "fsck")
+    with pytest.raises(SandboxError, match="the history of the repository in .* was not removed"):
+        await clean_start(sandbox, task(clean={"vcs": "remove"}), manifest)
+    _, rows = await clean_start(sandbox, task(), manifest)
+    assert [row.path for row in rows if row.kind == "vcs"] == ["not all repositories were examined within 120 s"]
 
 
 REPOSITORY = """

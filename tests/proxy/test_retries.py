@@ -19,7 +19,7 @@ from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.http.limits import LIMITS, RequestLimits
 from proxy.pool.database import Pool, locked, open_pool
-from proxy.pool.processes.deliveries import register_proxy, undelivered_of
+from proxy.pool.processes.deliveries import UndeliveredAnswer, register_proxy, undelivered_of
 from proxy.pool.processes.owners import this_process
 from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
 from proxy.pool.schema import attempts, completions, proxies
@@ -326,3 +326,21 @@ def kill_on_paper(pool: Pool) -> None:
 
 def content(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
+
+
+async def test_two_answers_to_a_repeat_that_others_have_claimed_are_sampled(pool: Pool) -> None:
+    """Each looks at both recorded ones, and finds that the other has taken one of them."""
+    waiting = WaitingAnswers()
+    waiting.add([UndeliveredAnswer(number, b"request", 3, False) for number in (1, 2)])
+    with ThreadPoolExecutor(1) as threads:
+        redelivery = Redelivery(pool, DeliveryLedger(1), threads)
+        claims = [redelivery.claim(waiting, b"request", 100, None) for _ in range(2)]
+        assert await asyncio.gather(*claims) == [None, None] and not waiting.by_id
+
+
+async def test_a_state_that_could_not_be_written_is_not_taken_for_written(pool: Pool) -> None:
+    ledger, unwritable = DeliveryLedger(register_proxy(pool)), open_pool(pool.url, create=False, read_only=True)
+    with ThreadPoolExecutor(1) as threads:
+        assert await Redelivery(pool, ledger, threads).confirm()
+        assert not await Redelivery(unwritable, ledger, threads).confirm()
+    unwritable.close()

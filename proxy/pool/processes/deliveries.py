@@ -53,15 +53,16 @@ def register_proxy(pool: Pool, tokenizer: str | None = None) -> int:
 
 
 @retried
-def confirm(pool: Pool, proxy_id: int, confirmed: int, in_transit: list[int]) -> None:
+def confirm(pool: Pool, proxy_id: int, confirmed: int, in_transit: list[int]) -> bool:
     """Record that this proxy lives, and that its completions up to `confirmed` are delivered except those in transit.
 
-    A proxy that others took for dead counts as alive again.
+    Return True: it is written. A proxy that others took for dead counts as alive again.
     """
     with pool.write() as connection:
         state = {"confirmed": confirmed, "on_the_way": in_transit, "ended_at": None}
         values = state | {"seen_at": database_time(connection, pool)}
         connection.execute(update(proxies).where(proxies.c.id == proxy_id).values(values))
+    return True
 
 
 def settle_dead_proxies(pool: Pool) -> None:

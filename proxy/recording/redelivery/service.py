@@ -19,14 +19,8 @@ from typing import ParamSpec, TypeVar
 from proxy.pool.completions.records import Completion
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
-from proxy.pool.processes.deliveries import (
-    UndeliveredAnswer,
-    claim,
-    confirm,
-    mark_delivered,
-    mark_undelivered,
-    release,
-)
+from proxy.pool.processes import deliveries
+from proxy.pool.processes.deliveries import UndeliveredAnswer
 from proxy.pool.rollouts.attempts import closed_among
 from proxy.recording.redelivery.ledger import DeliveryLedger
 from proxy.recording.redelivery.waiting import WaitingAnswers
@@ -55,12 +49,13 @@ class Redelivery:
         while True:
             await asyncio.sleep(CONFIRM_SECONDS)
             state = self._ledger.state()
-            if state != written or time.monotonic() - written_at > HEARTBEAT_SECONDS:
-                await self.confirm()
+            due = state != written or time.monotonic() - written_at > HEARTBEAT_SECONDS
+            if due and await self.confirm():
                 written, written_at = state, time.monotonic()
 
-    async def confirm(self) -> None:
-        await self._try(confirm, self._pool, self._ledger.proxy_id, *self._ledger.state())
+    async def confirm(self) -> bool:
+        """Write the ledger's state; return whether that succeeded."""
+        return bool(await self._try(deliveries.confirm, self._pool, self._ledger.proxy_id, *self._ledger.state()))
 
     async def claim(
         self, waiting: WaitingAnswers, fingerprint: bytes, limit: int, follows: int | None
@@ -71,10 +66,14 @@ class Redelivery:
         """
         await waiting.wait_until_stored(fingerprint)
         if (received := waiting.by_id.pop(follows or 0, None)) is not None:
-            await self.delivered_late(received)
+            # it is no longer waiting, so the mark must go even if this client leaves now
+            await asyncio.shield(asyncio.ensure_future(self.delivered_late(received)))
         for completion_id in waiting.candidates(fingerprint, limit):
-            answer = waiting.by_id.pop(completion_id)  # before the await: no other call of this proxy may try it too
-            claiming = asyncio.ensure_future(self._try(claim, self._pool, completion_id, self._ledger.proxy_id))
+            # taken before the await, so that no other call of this proxy tries it too
+            if (answer := waiting.by_id.pop(completion_id, None)) is None:
+                continue
+            claim = self._try(deliveries.claim, self._pool, completion_id, self._ledger.proxy_id)
+            claiming = asyncio.ensure_future(claim)
             try:
                 recorded = await asyncio.shield(claiming)
             except asyncio.CancelledError:  # the claim may have been written all the same; then it is undone
@@ -87,7 +86,7 @@ class Redelivery:
 
     async def give_back(self, waiting: WaitingAnswers, answer: UndeliveredAnswer) -> None:
         """Undo a claim, so that the next retry can have the answer."""
-        await self._try(release, self._pool, answer.completion_id, self._ledger.proxy_id)
+        await self._try(deliveries.release, self._pool, answer.completion_id, self._ledger.proxy_id)
         waiting.add([answer])
 
     def delivered(self, completion_id: int) -> None:
@@ -95,16 +94,16 @@ class Redelivery:
         self._ledger.settled(completion_id)
 
     async def closed(self, attempt_ids: Collection[int]) -> Collection[int]:
-        """Return those of these attempts that have ended; none when the pool does not say."""
+        """Return those of these attempts that have ended; none when the pool cannot be read."""
         return await self._try(closed_among, self._pool, attempt_ids) or ()
 
     async def delivered_late(self, answer: UndeliveredAnswer) -> None:
         """Clear the mark of an answer that a retry has received."""
-        await self._try(mark_delivered, self._pool, answer.completion_id)
+        await self._try(deliveries.mark_delivered, self._pool, answer.completion_id)
 
     async def undelivered(self, waiting: WaitingAnswers, answer: UndeliveredAnswer) -> None:
         """Mark an answer whose client left before its end. The ledger keeps it until the mark is written."""
-        if await self._try(mark_undelivered, self._pool, answer.completion_id):
+        if await self._try(deliveries.mark_undelivered, self._pool, answer.completion_id):
             self._ledger.settled(answer.completion_id)
             waiting.add([answer])
 
