@@ -39,6 +39,13 @@ class Capacity:
     per_attempt: int
 
 
+class OwnShareTaken(CallError):
+    """A call was refused because its own attempt has as many calls in flight as one may have.
+
+    A client may bring this about whenever it likes, so it says nothing about the proxy.
+    """
+
+
 class AdmissionGate:
     """Hands out places in turn. It has no lock: only one event loop may use it."""
 
@@ -73,10 +80,11 @@ class AdmissionGate:
         try:
             await _granted(place, seconds, excused)
         except (TimeoutError, asyncio.CancelledError) as error:
+            own_share_taken = self._of_attempt[attempt] >= self._capacity.per_attempt
             if not place.cancelled():  # the place was handed out at the same moment
                 self.leave(run, attempt)
             if isinstance(error, TimeoutError):
-                raise self._refusal(run, seconds or 0) from error
+                raise self._refusal(run, seconds or 0, own_share_taken) from error
             raise
         finally:
             _decrease(self.waiting, run)
@@ -122,12 +130,13 @@ class AdmissionGate:
                 del self._queues[run]
         return None
 
-    def _refusal(self, run: str, seconds: float) -> CallError:
-        message = (
-            f"{run} has {self.inside[run]} calls in flight and {self.waiting[run]} waiting, and this call was not "
-            f"admitted within {seconds:g} s; try again in {RETRY_SECONDS}s, run fewer agents, or raise the proxy's "
-            "proxy.max_calls"
-        )
+    def _refusal(self, run: str, seconds: float, own_share_taken: bool) -> CallError:
+        calls = f"{run} has {self.inside[run]} calls in flight and {self.waiting[run]} waiting"
+        again = f"not admitted within {seconds:g} s; try again in {RETRY_SECONDS}s"
+        if own_share_taken:  # the code is the same: codex and others know this one
+            message = f"{calls}, this attempt has as many as one may have, and this call was {again}, or send fewer"
+            return OwnShareTaken(429, "rate_limit_exceeded", message)
+        message = f"{calls}, and this call was {again}, run fewer agents, or raise the proxy's proxy.max_calls"
         return CallError(429, "rate_limit_exceeded", message)
 
 

@@ -20,7 +20,7 @@ from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, CallError
 from proxy.dialects import responses
 from proxy.dialects.base import Dialect
-from proxy.http.admission import FairThreads
+from proxy.http.admission import FairThreads, OwnShareTaken
 from proxy.http.auth import ISSUED_PREFIX, Access
 from proxy.http.connections import ClientConnections
 from proxy.http.limits import Reader, RequestLimits
@@ -140,8 +140,12 @@ class Sessions:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._check_spent, attempt)
 
     async def note_trouble(self, attempt: Attempt, problem: CallError, started: float) -> None:
-        """Note in the row of a run's attempt why a call failed that came at `started`, unless the agent is at fault."""
-        if attempt.run_id is not None and (problem.status >= 500 or problem.status == 429):
+        """Note in the row of a run's attempt why a call failed that came at `started`, unless the agent is at fault.
+
+        An attempt with trouble may be tried again, so no trouble is noted that an agent can make for itself.
+        """
+        troubled = problem.status >= 500 or (problem.status == 429 and not isinstance(problem, OwnShareTaken))
+        if attempt.run_id is not None and troubled:
             with suppress(PoolError):  # the client gets the call's own error
                 text = f"{problem.code}: {problem}"
                 await asyncio.get_running_loop().run_in_executor(

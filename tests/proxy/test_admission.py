@@ -19,8 +19,9 @@ import pytest
 from proxy.call import CallError
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine
-from proxy.http.admission import SMALL_TOKENS, AdmissionGate, Capacity, FairThreads
+from proxy.http.admission import SMALL_TOKENS, AdmissionGate, Capacity, FairThreads, OwnShareTaken
 from proxy.pool.rollouts.attempts import Attempt, open_attempt
+from proxy.pool.rollouts.budgets import calls_seen
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.prompt.template import ChatTemplate
@@ -122,6 +123,20 @@ async def test_the_deadline_says_what_is_full() -> None:
             async with gate.place(attempt(2, 7), 0.01):
                 pass
     assert caught.value.status == 429 and (gate.inside, gate.waiting) == ({}, {})
+
+
+async def test_an_attempt_in_its_own_way_is_told_so() -> None:
+    """Its share is full when the call is refused, also in the moment in which a place is handed out too late."""
+    gate = AdmissionGate(Capacity(total=4, per_run=2, per_attempt=1))
+    async with gate.place(attempt(1, 7)):
+        with pytest.raises(OwnShareTaken, match="run 7 has 1 calls .*as many as one may have.*try again in 5s"):
+            async with gate.place(attempt(1, 7), 0.01):
+                pass
+        async with gate.place(attempt(2, 7)):
+            with pytest.raises(CallError) as caught:
+                async with gate.place(attempt(3, 7), 0.01):
+                    pass
+    assert not isinstance(caught.value, OwnShareTaken) and gate.inside == {}
 
 
 async def test_work_keeps_its_place_until_the_thread_is_done() -> None:
@@ -271,6 +286,26 @@ async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve
         assert "session 1 has 1 calls in flight" in outcome.message
     stand.engine.running.set()
     assert (await first)["status"] == 200 and len(stand.recorded()) == 1
+
+
+async def test_a_refusal_for_the_attempts_own_calls_is_no_trouble_of_the_proxys(serve: Serve) -> None:
+    """Otherwise a policy that fails could fill its share, be refused, end its agent, and get another attempt."""
+    stand = await serve(lambda prompt, ids: "ok", max_calls=8, limits={"wait_seconds": 1})
+    assert stand.engine is not None
+    stand.engine.running.clear()
+    group = open_group(stand.pool, open_run(stand.pool, "a", "train", {}).id, TASK, 3)
+    greedy, other, third = (open_attempt(stand.pool, member.rollout_id, "command") for member in group)
+    calls = [asyncio.ensure_future(stand.chat(user("hi"), key=greedy[1])) for _ in range(2)]
+    await until_counted(stand, 'calls_in_flight{run="run 1"} 2.0')
+    refused = await stand.chat(user("hi"), key=greedy[1], n=5)
+    assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert calls_seen(stand.pool, greedy[0].id).broken is None
+    calls += [asyncio.ensure_future(stand.chat(user("hi"), key=other[1])) for _ in range(2)]
+    await until_counted(stand, 'calls_in_flight{run="run 1"} 4.0')
+    assert (await stand.chat(user("hi"), key=third[1]))["status"] == 429
+    assert "run 1 has 4 calls" in (calls_seen(stand.pool, third[0].id).broken or "")  # others took its place
+    stand.engine.running.set()
+    assert {(await call)["status"] for call in calls} == {200}
 
 
 TOO_MANY = {"messages": "rate_limit_error", "gemini": 429}
