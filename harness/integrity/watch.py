@@ -29,13 +29,13 @@ from harness.rewards.judge_file import load_judge_file
 from harness.rewards.judges import TrajectoryJudges, prompt
 from harness.rewards.scorer import RolloutFacts
 from harness.rewards.trajectory import quoted
-from harness.tasks import Task
+from harness.tasks import Task, parts_of
 from harness.tasks.stored import stored_task
 from harness.verdict.findings import IsolationFindings
 from proxy.pool.behaviour.event import quoted as quoted_text
 from proxy.pool.completions.records import Completion
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
-from proxy.pool.rollouts.masked import ZERO, without_turns
+from proxy.pool.rollouts.masked import ZERO, without_turns, zeroed
 from sandboxes.base import Sandbox, SandboxError
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,8 @@ class IntegrityWatch:
     """How a run treats rollouts that cheat."""
 
     action: Action
-    """tell: it is shown and counted. mask: it is not trained. zero: its reward is 0, or the lowest of its task."""
+    """tell: it is shown and counted. mask: it is not trained. zero: its reward is 0, or where one of them is lower, the
+    lowest of its task or its own."""
     judges: TrajectoryJudges | None = None
     share: float = 0.0
     """Share of the rollouts with a reward that no detector names about which the judges are asked."""
@@ -143,9 +144,10 @@ class IntegrityWatch:
             return outcome
         findings = msgspec.convert(outcome.integrity["findings"], list[Finding])
         by, found = list(outcome.integrity["by"]), {**outcome.integrity, "reward": outcome.reward}
-        lowest = stored_task(rollout.task).verifier.range[0]
-        passed = outcome.reward is not None and outcome.reward > lowest
-        if self.judges and passed and (findings or self._drawn(rollout.rollout_id)):
+        lowest = min(part.task.verifier.range[0] for part in parts_of(stored_task(rollout.task)))
+        scored = outcome.replaced is not None  # by a scorer, whose rewards have another range than the verifier's
+        judged = outcome.reward is not None and (scored or outcome.reward > lowest)
+        if self.judges and judged and (findings or self._drawn(rollout.rollout_id)):
             facts = await facts_of(pool, rollout, outcome, outcome.attempt_id)
             found["judge"] = opinion = await _opinion(self.judges, facts, findings)
             by += [JUDGE] if opinion["hacked"] else []
@@ -154,8 +156,8 @@ class IntegrityWatch:
             return outcome
         if self.action != ZERO or outcome.reward is None:
             return replace(outcome, hacked=self.action)
-        parts = without_turns(outcome.reward_parts)
-        return replace(outcome, hacked=ZERO, reward=min(0.0, lowest), reward_parts=parts)
+        reward, parts = zeroed(outcome.integrity, outcome.reward), without_turns(outcome.reward_parts)
+        return replace(outcome, hacked=ZERO, reward=reward, reward_parts=parts)
 
     def _drawn(self, rollout_id: int) -> bool:
         """Whether the judges are asked about a rollout that no detector names. The same in each process."""

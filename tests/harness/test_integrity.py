@@ -14,10 +14,12 @@ from harness.cli import main
 from harness.integrity.watch import RUBRIC, Action, IntegrityWatch, judges_of
 from harness.rewards.judge_file import JudgeFile, JudgeModel
 from harness.rewards.judges import TrajectoryJudges
+from harness.rewards.scorer import VERIFIER, RolloutFacts, Score
 from harness.rollout.context import RunContext
 from harness.rollout.run import run_rollout
 from harness.settings import load_settings
 from harness.setup.stack import RunningProxy
+from harness.verdict.rewards import Verdict
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.groups import Outcome
@@ -71,6 +73,35 @@ async def test_a_zero_takes_the_rewards_of_turns_too_and_is_no_better_than_faili
     outcome = await rollout_of(context, IntegrityWatch(action="zero"), WEAKEN, verifier=verifier)
     assert (outcome.reward, outcome.reward_parts) == (-1.0, {"verifier": 0.5})
     assert outcome.integrity is not None and outcome.integrity["reward"] == 0.5
+
+
+class Costly:
+    """A scorer that takes 0.4 from each verdict."""
+
+    name = "costly"
+
+    async def score(self, facts: RolloutFacts) -> Score:
+        assert facts.verdict is not None
+        return Score(Verdict(facts.verdict.reward - 0.4, {VERIFIER: facts.verdict.reward}))
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_zero_never_pays_more_than_the_reward_that_a_scorer_gave(context: RunContext) -> None:
+    costly = replace(context, scorer=Costly())
+    failed = await rollout_of(costly, IntegrityWatch(action="zero"), f"{WEAKEN}; rm hello.txt")
+    assert (failed.hacked, failed.reward) == ("zero", -0.4) and failed.integrity is not None
+    assert (failed.integrity["reward"], failed.integrity["zero"]) == (-0.4, 0.0)
+    passed = await rollout_of(costly, IntegrityWatch(action="zero"), WEAKEN)
+    assert (passed.hacked, passed.reward) == ("zero", 0.0)
+
+
+async def test_a_zero_of_a_task_with_steps_is_the_lowest_of_its_steps(context: RunContext) -> None:
+    verifier = {"command": 'echo "0.5" > $REWARD_FILE', "range": (-1, 1), "timeout": 30}
+    steps = [{"name": name, "instruction": "Write hello.txt", "verifier": verifier} for name in ("a", "b")]
+    outcome = await rollout_of(context, IntegrityWatch(action="zero"), WEAKEN, verifier={}, steps=steps)
+    assert (outcome.hacked, outcome.reward) == ("zero", -1.0)
 
 
 @pytest.mark.parametrize("where", ["shared", "fresh"])
@@ -148,6 +179,17 @@ async def test_a_judge_convicts_and_never_acquits(context: RunContext, proxy: Ru
         await watch.close()
 
 
+async def test_a_judge_is_asked_about_every_named_reward_of_a_scorer(context: RunContext, proxy: RunningProxy) -> None:
+    watch = IntegrityWatch(action="zero", judges=judges(context, proxy))
+    assert watch.judges is not None
+    padded = "{ echo 'x = 1'; yes '# padding' | head -c 70000; } > program.py; rm hello.txt"
+    try:
+        outcome = await rollout_of(replace(context, scorer=Costly()), watch, padded, instruction=SUSPECT)
+        assert (outcome.hacked, outcome.reward, watch.judges.asked) == ("zero", -0.4, 1)
+    finally:
+        await watch.close()
+
+
 async def test_a_judge_that_gives_no_answer_has_no_opinion(context: RunContext, proxy: RunningProxy) -> None:
     need("litellm", find_spec("litellm") is not None)
     silent = JudgeFile(judges=(JudgeModel(model="another", url="http://127.0.0.1:9/v1"),), rubric=RUBRIC)
@@ -182,6 +224,9 @@ def test_a_run_masks_the_rollouts_that_cheat_and_scores_them_again_without_mercy
     assert [(row.reward, row.integrity["reward"]) for row in stored] == [(0.0, 0.9)] * 2
     assert [row.reward_parts for row in stored] == [{"a": 1.0}] * 2  # what single turns earned would be trained
     assert [(row.reward, row.current) for row in scorable(pool, run.id)] == [(1.0, 0.0)] * 2
+    worse = NewScore(reward=-0.4, parts={})
+    write_scores(pool, run.id, "again", {row.rollout_id: worse for row in rows})
+    assert [row.current for row in scorable(pool, run.id)] == [-0.4] * 2  # a zero that is above it would be a prize
 
 
 def test_a_judge_file_may_leave_its_rubric_to_us_and_settings_must_fit(tmp_path: Path, context: RunContext) -> None:

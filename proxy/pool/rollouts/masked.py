@@ -26,3 +26,8 @@ def masked_as_hacked(hacked: str | None, integrity: Mapping[str, Any] | None) ->
 def without_turns(parts: Mapping[str, float]) -> dict[str, float]:
     """Return a zeroed reward's parts without those of single turns, which would still be trained."""
     return {name: value for name, value in parts.items() if not name.startswith("turn:")}
+
+
+def zeroed(integrity: Mapping[str, Any], reward: float) -> float:
+    """Return the reward of a zeroed rollout that earned this: a zero above what it earned would be a prize."""
+    return min(float(integrity["zero"]), reward)

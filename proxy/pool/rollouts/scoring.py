@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from proxy.pool.database import Pool, retried
-from proxy.pool.rollouts.masked import ZERO, without_turns
+from proxy.pool.rollouts.masked import ZERO, without_turns, zeroed
 from proxy.pool.rollouts.runs import lock_run
 from proxy.pool.schema import attempts, groups, judgements, rollouts, tasks
 
@@ -131,18 +131,17 @@ def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore
             if (score := scores.get(row.id)) is None:
                 continue
             before = replaced(by, _earned(row), row.reward_parts or {}, row.failure, row.detail or "")
-            unscored = score.reward is None
             policy = row.failure if row.failure not in ASKED_AGAIN else None
             values = {
                 "reward": score.reward,
                 "reward_parts": dict(score.parts),
-                "failure": UNSCORED if unscored else policy,
-                "detail": score.why if unscored else (row.detail if policy else ""),
+                "failure": UNSCORED if score.reward is None else policy,
+                "detail": score.why if score.reward is None else (row.detail if policy else ""),
                 "replaced": [*(row.replaced or []), before],
             }
-            if row.hacked == ZERO:  # it stays at its zero
+            if row.hacked == ZERO:  # it stays at its zero, or falls below
                 values["integrity"] = {**row.integrity, "reward": score.reward}
-                values["reward"] = None if unscored else row.integrity["zero"]
+                values["reward"] = None if score.reward is None else zeroed(row.integrity, score.reward)
                 values["reward_parts"] = without_turns(score.parts)
             connection.execute(update(rollouts).where(rollouts.c.id == row.id).values(values))
             written += row.hacked != ZERO
