@@ -74,12 +74,15 @@ def has(message: dict[str, Any], *names: str) -> bool:
     return all(message.get(name) for name in names)
 
 
-def keeps(family: Family, rollout: Rollout, episode: list[tuple[int, dict[str, Any]]], new_user: bool) -> bool:
+def keeps(family: Family, rollout: Rollout, episode: list[tuple[int, dict[str, Any]]], new_user: bool) -> bool | None:
     """Whether the template leaves the last turn, and all before it in its path, as they were sampled.
 
+    None: that depends on the template, as a turn reasons although its prompt has the model not reason.
     `episode`: the turns since the last user message but for a new one, by their completions.
     """
     index, message = episode[-1]
+    if family.thinks == "no" and any(has(turn, "reasoning_content") for _, turn in episode):
+        return None
     thinking = any(has(turn_ids, "reasoning_content") or rollout.opened(i) == "<think>" for i, turn_ids in episode)
     if family.one_of and has(message, "content", "tool_calls"):
         return False
@@ -106,11 +109,12 @@ def play(rollout: Rollout, speaker: Speaker, turns: int, pure: bool) -> list[lis
     return spoken
 
 
-def check(rollout: Rollout, kept: bool) -> None:
+def check(rollout: Rollout, expected: bool | None) -> None:
     """The last prompt continues the path before it, or begins a branch that says what the template says."""
     prompt, before = rollout.prompts[-1], rollout.standing(-2)
     text, rendered = rollout.template.decode(prompt.ids), rollout.rendered(rollout.messages)
-    assert (prompt.ids[: len(before)] == before) is kept
+    kept = prompt.ids[: len(before)] == before
+    assert expected is None or kept is expected
     if kept:
         assert rendered.endswith(rollout.template.decode(prompt.ids[len(before) :]))
         ended = rollout.paths[-2]
