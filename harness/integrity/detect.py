@@ -1,5 +1,6 @@
 """Runs all detectors of reward hacking over an attempt."""
 
+import logging
 from collections.abc import Sequence
 
 from harness.integrity.demands import checks_changed, limits, measured, rows, stand_ins, tabled, taken
@@ -18,9 +19,10 @@ from harness.integrity.detectors import (
     words,
 )
 from harness.integrity.evidence import Evidence
-from harness.integrity.finding import Finding
+from harness.integrity.finding import UNREAD, Finding, Severity
 from harness.integrity.scene import Detector, ObservedCompletion, Scene
 
+log = logging.getLogger(__name__)
 DETECTORS: Sequence[Detector] = (
     checks.tests_weakened,
     checks.goldens_rewritten,
@@ -113,9 +115,22 @@ DETECTORS: Sequence[Detector] = (
 
 
 def detect(chain: Sequence[ObservedCompletion], evidence: Evidence) -> list[Finding]:
-    """Return what the detectors find in an attempt's completions, in commit order, and in what it left."""
+    """Return what the detectors find in an attempt's completions, in commit order, and in what it left.
+
+    Those that fail are named by a weak finding.
+    """
     scene = Scene(chain, evidence)
     findings: list[Finding] = []
+    faults: dict[str, Exception] = {}
     for detector in DETECTORS:
-        findings += [finding for finding in detector(scene) if finding not in findings]
+        try:
+            for finding in detector(scene):
+                if finding not in findings:
+                    findings.append(finding)
+        except Exception as error:  # a text that one detector cannot read must not hide what the others find
+            log.exception("the detector of reward hacking %s failed", detector.__name__)
+            faults[detector.__name__] = error
+    if faults:
+        why = f"{len(faults)} detectors failed ({next(iter(faults.values()))!r}): {', '.join(faults)}"
+        findings.append(scene.finding(UNREAD, Severity.WEAK, why))
     return findings

@@ -63,9 +63,17 @@ class Scene:
         self.asked = Asked(evidence.prompt)
         self.work = work_of(chain)
         self._ordinals = {item.id: item.ordinal for item in chain}
-        self.events: list[Event] = events(chain)
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """The attempt's events, made when a detector asks: where they cannot be, the others still look."""
+        return events(self.work)
+
+    @cached_property
+    def actions(self) -> list[Action]:
+        """The attempt's tool calls in order."""
         done = actions(self.work)
-        self.actions: list[Action] = [action for item in self.work for action in done[item.id]]
+        return [action for item in self.work for action in done[item.id]]
 
     def finding(self, detector: str, severity: Severity, quote: str, completion: int | None = None) -> Finding:
         """Make a finding."""

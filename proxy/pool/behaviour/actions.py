@@ -37,6 +37,8 @@ FENCE = re.compile(r"```(?:bash|sh|shell|\w*bash\w*)\n(.*?)```", re.DOTALL)
 """A command in the text of agents that have no tools."""
 KEYS = re.compile(r'"keystrokes"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 """What agents that answer in JSON, without tools, type into a terminal."""
+NESTED = 100
+"""Levels of arguments that are read: deeper ones decode, but to write them again could exceed Python's recursion."""
 WRITTEN = "text"
 """The name of the tool of such a command."""
 _PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
@@ -81,14 +83,14 @@ class Action:
 
     @cached_property
     def arguments(self) -> dict[str, Any] | None:
-        """The arguments; None where they are no JSON object."""
+        """The arguments; None where they are no JSON object, or a deeply nested one."""
         if self.call is None:
             return {SCRIPT[0]: self.written}
         try:
             value = msgspec.json.decode(self.written or "{}")
         except (msgspec.DecodeError, UnicodeEncodeError, ValueError, RecursionError):
             return None
-        return value if isinstance(value, dict) else None
+        return value if isinstance(value, dict) and not _deeper(value, NESTED) else None
 
     @cached_property
     def sort(self) -> Sort:
@@ -159,6 +161,17 @@ class Action:
         """The first of these arguments, in whichever style its name is written (proxy/augment varies that)."""
         arguments = {_plain(name): value for name, value in (self.arguments or {}).items()}
         return next((arguments[name] for name in map(_plain, names) if name in arguments), None)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether the lists and objects of a JSON value are nested in more levels than these."""
+    level = [value]
+    for _ in range(levels):
+        parts = (part for each in level for part in (each.values() if isinstance(each, dict) else each))
+        level = [part for part in parts if isinstance(part, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def _plain(name: str) -> str:

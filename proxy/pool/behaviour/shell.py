@@ -12,7 +12,7 @@ LONGEST = 20_000
 MOST_HEREDOCS = 50
 """Here-documents that are told from commands; where a script has more, none is."""
 DEEPEST = 3
-"""Levels of `bash -c` that are opened."""
+"""Levels of `bash -c`, and of `python -m`, that are opened."""
 SUBCOMMANDS = {"git", "pip", "pip3", "npm", "yarn", "pnpm", "docker", "cargo", "go", "apt", "apt-get", "conda", "uv"}
 """Programs whose first word says what they do."""
 WRAPPERS = {"sudo", "env", "time", "nohup", "command", "exec", "nice", "stdbuf", "xargs", "builtin", "timeout", "then",
@@ -29,6 +29,7 @@ _PIECE = re.compile(
     r"""|(?P<bare>[^\s;|&()<>'"\\`]+)|(?P<other>.)""",
     re.DOTALL,
 )
+_PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -45,20 +46,28 @@ class Command:
     @property
     def program(self) -> str:
         """Its name without its directory."""
-        return self.words[0].rpartition("/")[2] if self.words else ""
+        return _program(self.words)
 
     @property
     def head(self) -> str:
         """Its name with the word that says what it does: `git log`; the module for `python -m`."""
-        arguments = [word for word in self.words[1:] if not word.startswith("-")]
-        if re.fullmatch(r"python[\d.]*", self.program) and "-m" in self.words[:-1]:
-            return replace(self, words=self.words[self.words.index("-m") + 1 :]).head
-        return f"{self.program} {arguments[0]}" if self.program in SUBCOMMANDS and arguments else self.program
+        words = self.words
+        for _ in range(DEEPEST):  # a module may be one that runs a module
+            if not _PYTHON.fullmatch(_program(words)) or "-m" not in words[:-1]:
+                break
+            words = words[words.index("-m") + 1 :]
+        program = _program(words)
+        arguments = [word for word in words[1:] if not word.startswith("-")] if program in SUBCOMMANDS else []
+        return f"{program} {arguments[0]}" if arguments else program
 
     @property
     def line(self) -> str:
         """Its words in one line."""
         return " ".join(self.words)
+
+
+def _program(words: tuple[str, ...]) -> str:
+    return words[0].rpartition("/")[2] if words else ""
 
 
 def commands(script: str, depth: int = 0) -> list[Command]:
@@ -97,7 +106,7 @@ def _simple(script: str, bodies: list[str]) -> Iterator[Command]:
             if target == "write":
                 writes.append(word)
             elif target == "read":
-                text = bodies[int(word)] if word.isdigit() and int(word) < len(bodies) else text
+                text = bodies[int(word)] if _is_number(word) and int(word) < len(bodies) else text
             else:
                 words.append(word)
             word, target = None, ""
@@ -107,6 +116,11 @@ def _simple(script: str, bodies: list[str]) -> Iterator[Command]:
             if words or writes:
                 yield Command(tuple(words), tuple(writes), text)
             words, writes, target, text = [], [], "", ""
+
+
+def _is_number(word: str) -> bool:
+    """Whether a word may be the number of a here-document: `isdigit` alone holds for signs that `int` refuses, too."""
+    return word.isascii() and word.isdigit() and len(word) <= len(str(MOST_HEREDOCS))
 
 
 def _unwrapped(command: Command) -> Command:

@@ -4,6 +4,7 @@ Each piece is one transaction of the index, so a builder that is killed goes on 
 visible in another order than their ids, so what is younger than SETTLE_SECONDS waits.
 """
 
+import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from proxy.pool.processes.owners import database_time
 from proxy.pool.schema import attempts, completions, groups, rollouts, runs, tasks
 from proxy.pool.search.index import keep, meta
 
+log = logging.getLogger(__name__)
 CALLS = 1000
 """Calls of a piece."""
 GROUPS = 128
@@ -61,6 +63,7 @@ class Builder:
     def __init__(self, pool: Pool, index: sqlite3.Connection):
         self._pool = pool
         self._index = index
+        self._warned = False
 
     def step(self) -> bool:
         """Add a piece of everything; return whether there is more to add now."""
@@ -139,7 +142,7 @@ class Builder:
             if not some:
                 return False
             members = connection.execute(_members([row.id for row in some])).all()
-            counts = _events(connection, members)
+            counts = self._events(connection, members)
         places = sorted((row.finished_at, row.id) for row in some)
         with self._piece():
             self._put(members, counts, run_id)
@@ -147,6 +150,22 @@ class Builder:
             self._set_mark(run_id, "ahead", max([places[-1], *([ahead] if ahead else [])]))
             self._set_mark(run_id, "back", min([places[0], *([back] if back else [])]))
         return True
+
+    def _events(self, connection: Connection, members: Sequence[Row[Any]]) -> dict[int, Counter[str]]:
+        """Count the events of rollouts by kind. A rollout that cannot be read has none, and the rest go on."""
+        rollout_of = {row.attempt_id: row.id for row in members if row.attempt_id is not None}
+        ids = sorted(rollout_of)
+        counts = {}
+        for start in range(0, len(ids), ATTEMPTS_AT_ONCE):
+            some = acts_of_each(connection, ids[start : start + ATTEMPTS_AT_ONCE], MOST_CALLS)
+            for attempt_id, acts in some.items():
+                try:
+                    counts[rollout_of[attempt_id]] = Counter(str(event.kind) for event in events(acts))
+                except Exception:  # a damaged row, or a bug: one rollout must not end the index of a whole pool
+                    if not self._warned:
+                        log.exception("rollout %d and perhaps more have no events in the index", rollout_of[attempt_id])
+                    self._warned = True
+        return counts
 
     def _put(self, members: Sequence[Row[Any]], counts: dict[int, Counter[str]], run_id: int) -> None:
         for row in members:
@@ -212,18 +231,6 @@ def _members(group_ids: Sequence[int]) -> Any:
         .outerjoin(attempts, attempts.c.id == rollouts.c.attempt_id)
         .where(rollouts.c.group_id.in_(group_ids))
     )
-
-
-def _events(connection: Connection, members: Sequence[Row[Any]]) -> dict[int, Counter[str]]:
-    """Count the events of rollouts by kind."""
-    rollout_of = {row.attempt_id: row.id for row in members if row.attempt_id is not None}
-    ids = sorted(rollout_of)
-    counts = {}
-    for start in range(0, len(ids), ATTEMPTS_AT_ONCE):
-        some = acts_of_each(connection, ids[start : start + ATTEMPTS_AT_ONCE], MOST_CALLS)
-        for attempt_id, acts in some.items():
-            counts[rollout_of[attempt_id]] = Counter(str(event.kind) for event in events(acts))
-    return counts
 
 
 def _storable(text: str) -> str:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from proxy.pool.browse.changes import marks
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.schema import attempts
 from proxy.pool.search import build
 from proxy.pool.search.build import Builder, progress
 from proxy.pool.search.index import open_writer, place_of, reading
@@ -178,3 +180,19 @@ async def test_an_index_that_cannot_be_written_is_said_and_the_rest_works(visit:
         state = await visitor.ask("search/index")
     assert "cannot be written" in state["trouble"] and (await visitor.ask("runs"))["runs"]
     assert (await visitor.ask("search", q="x"))["hits"] == []
+
+
+def test_a_rollout_whose_events_cannot_be_read_is_skipped_and_told_once(
+    pool: Pool, tmp_path: Path, at_once: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = story(pool)
+    with pool.read() as connection:
+        ids = connection.scalars(select(attempts.c.id).where(attempts.c.rollout_id.in_(told.rollouts))).all()
+    for attempt_id in ids:
+        Work(pool, attempt_id).call({"content": {"no": "text"}}, after=None, ordinal=99)
+    with caplog.at_level("ERROR"):
+        index = built(pool, tmp_path / "index")
+    assert progress(index).whole and progress(index).outcomes_whole
+    assert found(index, event="retry_loop") == [] and found(index, failure="verifier") == told.rollouts[1:]
+    assert [record.message.split()[0] for record in caplog.records] == ["rollout"]
+    index.close()
