@@ -102,6 +102,7 @@ def learn(config: Config, run: RunState, policy: Policy, report: StepReport, ver
                     "in the pool (gradient_not_finite), lower optimizer.lr or raise optimizer.eps, and start again"
                 ) from error
             policy.checkpoints.load(Path(version.checkpoint))
+            report.set_aside()
 
 
 def update(config: Config, run: RunState, policy: Policy, report: StepReport, step: int) -> None:

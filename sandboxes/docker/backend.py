@@ -180,19 +180,25 @@ class DockerSandboxes:
         """Copy the image's working directory into the writable mount that covers it."""
         output = BoundedOutput(2000)
         copy = ContainerCommand(argv=("cp", "-a", f"{STASH}/.", base.work), user=ACCOUNTS["strict"]["agent"].ids)
-        async with asyncio.timeout(SEED_SECONDS):
-            if code := await self.daemon.execute(container, copy, output.add):
-                raise SandboxError(
-                    f"the content of {base.work} in image {base.name} cannot be copied (exit code {code}: "
-                    f"{output.text()[-300:].strip()}); give the task more disk or memory"
-                )
+        try:
+            async with asyncio.timeout(SEED_SECONDS):
+                code = await self.daemon.execute(container, copy, output.add)
+        except TimeoutError:
+            raise SandboxError(
+                f"copying {base.work} of image {base.name} took longer than {SEED_SECONDS:g} s; make it smaller"
+            ) from None
+        if code:
+            raise SandboxError(
+                f"the content of {base.work} in image {base.name} cannot be copied (exit code {code}: "
+                f"{output.text()[-300:].strip()}); give the task more disk or memory"
+            )
 
     async def _remove_stranded(self) -> None:
         """Remove what could not be removed while the daemon was away, so that no agent goes on in it."""
-        stranded, self._stranded = self._stranded, set()
-        for sandbox in stranded:
-            with suppress(SandboxError):  # the daemon is away again: it is stranded again
+        for sandbox in list(self._stranded):  # each stays noted until it is gone, also if this is cancelled
+            with suppress(SandboxError):  # the daemon is away again
                 await self._remove(sandbox)
+                self._stranded.discard(sandbox)
 
     async def _remove(self, sandbox: str) -> None:
         """Remove a sandbox with everything in it. Accept that it is gone already."""
@@ -225,6 +231,7 @@ class DockerSandboxes:
     async def close(self) -> None:
         """Stop all sandboxes that still run, and disconnect from the daemon."""
         await asyncio.gather(*self._undoing, return_exceptions=True)
+        await self._remove_stranded()
         left = [sandbox.stop() for sandbox in self._running.values()]
         ends = await asyncio.gather(*left, return_exceptions=True)
         await self.images.close()

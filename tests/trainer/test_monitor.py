@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
@@ -40,6 +41,7 @@ from trainer.monitor.liveness import PhaseWatch, slowest
 from trainer.monitor.monitor import sentence, tasks_that_break
 from trainer.monitor.rollouts import lengths, own_figures
 from trainer.monitor.states import OK, RuleState, advance
+from trainer.report.reporter import Reporter, StepReport
 
 LABELS = ("main",)
 
@@ -168,6 +170,22 @@ def test_a_phase_is_slow_that_takes_six_medians_and_half_an_hour(monkeypatch: py
     assert told.wait(60) and said == ["the phase `train` has taken 0 s, 6 times its median or more"]
     watch.enter("push")
     watch.end()
+
+
+def test_a_batch_that_was_set_aside_does_not_go_on_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "SLOW_SECONDS", 0.2)
+    said: list[str] = []
+    usual = [{"seconds": {"prepare": 60.0, "train": 1e-4}}] * 3
+    monitor = SimpleNamespace(watch_phases=lambda step: PhaseWatch(usual, said.append))
+    reporter = SimpleNamespace(ranks=SimpleNamespace(rank=0), run=SimpleNamespace(monitor=monitor))
+    report = StepReport(cast(Reporter, reporter), 3)
+    report.leased([])
+    report._lap("prepare")
+    report.set_aside()
+    time.sleep(0.4)
+    report.leased([])
+    report.watch.end()
+    assert said == [] and report.seconds["wait"] >= 0.4
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,11 @@ class StepReport:
         if part != PHASES[-1]:
             self.watch.enter(PHASES[PHASES.index(part) + 1])
 
+    def set_aside(self) -> None:
+        """Note that a batch came to nothing: the step waits for another one. The batch's time is in no phase."""
+        self._last = time.perf_counter()
+        self.watch.enter(PHASES[0])
+
     def leased(self, groups: Sequence[LeasedGroup]) -> None:
         self._groups = groups
         self._lap("wait")

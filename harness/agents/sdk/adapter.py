@@ -30,15 +30,15 @@ class SdkAgent(FromRegistry):
         self.fixed = fixed
         self.name, self._requirements = name, requirements
         self._module = name.replace("-", "_")
-        digest = hashlib.sha256(repr((MAIN, requirements)).encode())
+        self._main = MAIN.format(package=PACKAGES_OF.get(self._module, self._module), module=self._module)
+        digest = hashlib.sha256(repr((self._main, requirements)).encode())
         for file in ("common", self._module):
             digest.update((PROGRAMS / f"{file}.py").read_bytes())
         # a bundle with another program or other packages is not taken for this one
         self.package = Package(name, f"{version}+{digest.hexdigest()[:8]}", PACKAGES, "python")
 
     def install(self) -> None:
-        text = MAIN.format(package=PACKAGES_OF.get(self._module, self._module), module=self._module)
-        pip_install(self.package, self._requirements, text, beside=PROGRAMS)
+        pip_install(self.package, self._requirements, self._main, beside=PROGRAMS)
 
     def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         binary = shlex.join(self.package.command(bundle))
@@ -47,12 +47,12 @@ class SdkAgent(FromRegistry):
 
 
 class ClaudeAgentSdk(SdkAgent):
-    """The one that speaks Anthropic's dialect."""
+    """Starts claude-agent-sdk with Anthropic's variables instead of OpenAI's."""
 
     def launch(self, endpoint: Endpoint, bundle: Bundle, servers: Sequence[McpServer]) -> Launch:
         launch = super().launch(endpoint, bundle, servers)
         command = f'export ANTHROPIC_API_KEY="$OPENAI_API_KEY"; {launch.command}'
-        return Launch(command=command, env=claude_code.environment(endpoint))
+        return Launch(command=command, env=launch.env | claude_code.environment(endpoint))
 
 
 SDK_AGENTS = (

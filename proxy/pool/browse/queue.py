@@ -2,17 +2,20 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Row, func, select
 
 from proxy.pool.browse.runs import COUNTED, counted, newest_group
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.processes.owners import database_time
-from proxy.pool.rollouts.runs import admission
+from proxy.pool.rollouts.runs import Admission, admission
 from proxy.pool.schema import groups, policy_versions, rollouts, runs, tasks
+from proxy.pool.training.windowed_fifo import LeaseRule, pick
 from proxy.pool.untrained import UntrainedReason
 
 MOST_SLOTS = 512
@@ -39,7 +42,7 @@ class QueueSlot:
     age_seconds: float
     """Since it was opened."""
     in_window: bool
-    """Whether the next step may take it once it is done."""
+    """Whether the next step may take it, as groups stand now, once it is done."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Queue:
     done: int
     leased: int
     held_out_running: int
-    """All four are counted up to `counted_to`."""
     counted_to: int
+    """Up to this number the four above are counted."""
     opened: int
     """Groups that the run has opened so far."""
     waits: str
@@ -87,11 +90,13 @@ class Queue:
 
 def queue(pool: Pool, run_id: int) -> Queue:
     """Return the queue of a run."""
-    now = admission(pool, run_id)
+    now = admission(pool, run_id)  # a moment before the rest
     with snapshot(pool) as connection:
         at = database_time(connection, pool)
         lease = connection.execute(select(runs.c.lease_groups, runs.c.lease_window).where(runs.c.id == run_id)).one()
-        slots = _slots(connection, run_id, at, lease.lease_window)
+        rows = _rows(connection, run_id)
+        end = window_end([(row.position, row.state) for row in rows], lease.lease_groups, lease.lease_window)
+        slots = _slots(connection, rows[: MOST_SLOTS + 1], at, end)
         shown = slots[:MOST_SLOTS]
         dropped = _dropped(connection, run_id)
         newest = _newest(connection, run_id)
@@ -112,7 +117,7 @@ def queue(pool: Pool, run_id: int) -> Queue:
         held_out_running=held_out,
         counted_to=COUNTED,
         opened=opened,
-        waits=_waits(shown, now.room, now.queue_limit, now.paused, unpushed),
+        waits=_waits(slots, now, unpushed, _fills(slots, lease.lease_groups, lease.lease_window)),
         dropped=dropped,
         dropped_of=sum(each.groups for each in dropped),
         paused=now.paused,
@@ -121,28 +126,52 @@ def queue(pool: Pool, run_id: int) -> Queue:
     )
 
 
-def _waits(slots: list[QueueSlot], room: int, limit: int | None, paused: str, unpushed: int | None) -> str:
+def window_end(queue: Sequence[tuple[int, str]], step_groups: int | None, window: int | None) -> float:
+    """Return the position behind the last group that the next step may take. `queue`: (position, state), in order.
+
+    The window begins at the oldest group that waits, and moves on behind those that the step takes for certain: the
+    finished ones at its beginning (proxy/pool/training/windowed_fifo.py: pick).
+    """
+    waiting = [(position, state) for position, state in queue if state != "LEASED"]
+    if window is None or not waiting:
+        return math.inf
+    certain = list(takewhile(lambda slot: slot[1] == "DONE", waiting))
+    if step_groups is not None and len(certain) >= step_groups:
+        return certain[step_groups - 1][0] + 1
+    begin = (waiting[len(certain)] if len(certain) < len(waiting) else waiting[-1])[0]
+    return begin + window
+
+
+def _fills(slots: Sequence[QueueSlot], step_groups: int | None, window: int | None) -> bool:
+    """Whether a step finds enough finished groups now. Groups that it would drop or skip are not known here."""
+    if step_groups is None:
+        return False
+    rule = LeaseRule(groups=step_groups, window=window, max_staleness=0)
+    return bool(pick([(slot.position, slot.state) for slot in slots], rule)[0])
+
+
+def _waits(slots: Sequence[QueueSlot], now: Admission, unpushed: int | None, fills: bool) -> str:
     """Say who waits for whom."""
-    if paused:
-        return f"harness and trainer wait for a person: rule {paused} has paused the run"
+    full = now.queue_limit is not None and not now.room
+    if now.paused:
+        return f"harness and trainer wait for a person: rule {now.paused} has paused the run"
     if any(slot.state == "LEASED" for slot in slots):
-        return "the trainer works at the leased groups" + ("" if room else "; the harness waits for it")
-    if limit is not None and not room and unpushed is not None:
+        return "the trainer works at the leased groups" + ("; the harness waits for it" if full else "")
+    if full and unpushed is not None:
         return f"the harness waits for the weights of step {unpushed}, which are not pushed yet"
-    waiting = [slot for slot in slots if slot.state in ("RUNNING", "DONE")]
-    if waiting and waiting[0].state == "RUNNING" and any(slot.state == "DONE" for slot in waiting):
-        head = waiting[0]
+    if fills:
+        return "the harness waits for the trainer: as many groups are open as may be" if full else ""
+    if slots and slots[0].state == "RUNNING" and any(slot.state == "DONE" for slot in slots):
+        head = slots[0]
         rest = head.members - head.finished
         return f"the window begins at group {head.queue_index} ({head.task}), of which {rest} rollouts still run"
-    if waiting and all(slot.state == "RUNNING" for slot in waiting):
+    if any(slot.state == "RUNNING" for slot in slots):
         return "the trainer waits for rollouts"
-    if limit is not None and not room:
-        return "the harness waits for the trainer: as many groups are open as may be"
-    return ""
+    return "the harness waits for the trainer: as many groups are open as may be" if full else ""
 
 
-def _slots(connection: Connection, run_id: int, now: float, window: int | None) -> list[QueueSlot]:
-    """Return the open slots, one more than are shown, oldest first."""
+def _rows(connection: Connection, run_id: int) -> list[Row[Any]]:
+    """Return the groups in the queue by position: of each state the oldest ones, one more than are shown."""
     ids = [
         row.id
         for state in ("RUNNING", "DONE", "LEASED")
@@ -153,6 +182,16 @@ def _slots(connection: Connection, run_id: int, now: float, window: int | None) 
             .limit(MOST_SLOTS + 1)
         )
     ]
+    query = (
+        select(groups, tasks.c.name.label("task"))
+        .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.id.in_(ids))
+    )
+    return list(connection.execute(query.order_by(groups.c.position)))
+
+
+def _slots(connection: Connection, rows: Sequence[Row[Any]], now: float, end: float) -> list[QueueSlot]:
+    """Return the slots of these groups. `end`: the position behind the window."""
     members = (
         select(
             rollouts.c.group_id,
@@ -160,23 +199,14 @@ def _slots(connection: Connection, run_id: int, now: float, window: int | None) 
             func.count(rollouts.c.finished_at).label("finished"),
             func.count(rollouts.c.reward).label("rewards"),
         )
-        .where(rollouts.c.group_id.in_(ids))
+        .where(rollouts.c.group_id.in_([row.id for row in rows]))
         .group_by(rollouts.c.group_id)
     )
     counts = {row.group_id: row for row in connection.execute(members)}
-    query = (
-        select(groups, tasks.c.name.label("task"))
-        .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.id.in_(ids))
-    )
-    rows = sorted(connection.execute(query).all(), key=lambda row: row.queue_index)
-    begin = min((row.position for row in rows if row.state != "LEASED"), default=0)
-    end = math.inf if window is None else begin + window
-    return [_slot(row, counts.get(row.id), now, end) for row in rows[: MOST_SLOTS + 1]]
+    return [_slot(row, counts.get(row.id), now, end) for row in rows]
 
 
-def _slot(row: Any, counts: Any, now: float, end: float) -> QueueSlot:
-    """`end`: the position behind the window."""
+def _slot(row: Row[Any], counts: Row[Any] | None, now: float, end: float) -> QueueSlot:
     return QueueSlot(
         group_id=row.id,
         queue_index=row.queue_index,
