@@ -58,7 +58,9 @@ def read_answer(text: str) -> tuple[float, str] | None:
     score = answer["score"]
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         return None
-    return float(score), str(answer.get("reason", ""))[:MAX_TEXT]
+    reason = str(answer.get("reason", ""))[:MAX_TEXT]
+    # A reason may quote an agent's lone surrogates. They are replaced, as refusing the answer would spare that agent.
+    return float(score), reason.encode(errors="replace").decode()
 
 
 async def _answered(model: JudgeModel, key: str, messages: list[dict[str, str]]) -> tuple[float, str]:

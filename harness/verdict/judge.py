@@ -80,14 +80,19 @@ def read(text: str) -> Opinion | None:
     while at >= 0:
         try:
             value, length = decoder.raw_decode(text[at:])
-        except ValueError:
+        except (ValueError, RecursionError):
             value, length = None, 1
         if isinstance(value, dict) and isinstance(value.get("weak"), bool):
             reasons = value.get("reasons", [])
             listed = reasons if isinstance(reasons, list) else [reasons]
-            last = Opinion(weak=value["weak"], reasons=[str(reason) for reason in listed])
+            last = Opinion(weak=value["weak"], reasons=[_stored(str(reason)) for reason in listed])
         at = text.find("{", at + length)
     return last
+
+
+def _stored(reason: str) -> str:
+    """The reason with a mark in place of lone surrogates, which no file can hold."""
+    return reason.encode(errors="replace").decode()
 
 
 def described(task: Task) -> str:

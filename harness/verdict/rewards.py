@@ -1,17 +1,21 @@
 """Reads rewards: finite numbers that a verifier wrote, alone or with named parts.
 
 `reward.json` holds a number, or an object of names and numbers. The number named `reward` is the reward and the others
-are its parts. Several names without `reward` are no reward. Nothing here turns a missing reward into a number.
+are its parts. Several names without `reward` are no reward. Nothing here turns a missing reward into a number. The work
+of an agent may have written the file, so JSON is read strictly and names are bounded.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 MAX_BYTES = 64 << 10
 """Largest reward file that is read."""
+MAX_NAME = 200
+"""Characters of a part's name."""
 
 
 class NoReward(Exception):
@@ -40,16 +44,26 @@ def from_text(text: bytes, source: str) -> Verdict:
 def from_json(text: bytes, source: str) -> Verdict:
     """Read a file that holds a number, or an object of names and numbers. NoReward when it does not."""
     try:
-        content = json.loads(text)
-    except ValueError as error:
+        content = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
         raise NoReward(f"{source} is no JSON ({error}): {text[:80]!r}") from error
     parts = content if isinstance(content, dict) else {"reward": content}
+    for name in parts:
+        _check_name(name, source)
     numbers = {name: _finite(value, f"{source} holds no finite number for {name!r}") for name, value in parts.items()}
     if "reward" in numbers:
         return Verdict(numbers["reward"], {name: value for name, value in numbers.items() if name != "reward"})
     if len(numbers) == 1:
         return Verdict(next(iter(numbers.values())), numbers)
-    raise NoReward(f"{source} names {sorted(numbers)} and no 'reward'; the verifier must say which number it is")
+    raise NoReward(f"{source} names {sorted(numbers)[:10]} and no 'reward'; the verifier must say which number it is")
+
+
+def _check_name(name: str, source: str) -> None:
+    if len(name) > MAX_NAME:
+        shown = f"a name of {len(name)} characters, and at most {MAX_NAME} are taken: {name[:40]!r}"
+        raise NoReward(f"{source} holds {shown}...; the verifier must write a shorter one")
+    if not name.isprintable():
+        raise NoReward(f"{source} holds a name that is not printable: {name!r}; the verifier must write a plain one")
 
 
 def _finite(value: object, otherwise: str) -> float:

@@ -35,9 +35,9 @@ class Packed(TypeDecorator[Any]):
         return dialect.type_descriptor(_Unchanged() if dialect.name == "sqlite" else JSON())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        text = msgspec.json.encode(value)  # it refuses lone surrogates: a reply is stored as it was, or not at all
         if dialect.name != "sqlite":
-            return value
-        text = msgspec.json.encode(value)
+            return msgspec.Raw(text)
         packed = zlib.compress(text, LEVEL)
         return packed if len(packed) < len(text) else text.decode()
 

@@ -284,7 +284,19 @@ def _postgres_settings(address: URL) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    """Encode a value. Lone surrogates in its texts are replaced as `FreeText` does."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_with_marks(msgspec.to_builtins(value))).decode()
+
+
+def _with_marks(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_with_marks(name): _with_marks(item) for name, item in value.items()}
+    return [_with_marks(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -59,6 +59,11 @@ def test_only_a_strict_answer_is_a_score(text: str, score: float | None) -> None
     assert (read and read[0]) == score
 
 
+def test_a_reason_that_is_no_unicode_is_kept_with_a_mark() -> None:
+    """A judge quotes what an agent wrote. The score counts all the same."""
+    assert read_answer(r'{"score": 0, "reason": "it wrote \ud800"}') == (0.0, "it wrote ?")
+
+
 @pytest.mark.parametrize(
     ("scores", "judges", "rule", "score"),
     [

@@ -26,16 +26,21 @@ def test_a_reward_file_of_json(text: str, verdict: Verdict) -> None:
         ("", "reward.json is no JSON"),
         ("[1]", "reward.json holds no finite number for 'reward': [1]"),
         ('{"reward": "1"}', "holds no finite number for 'reward': 1"),
-        ('{"reward": NaN}', "holds no finite number for 'reward': nan"),
+        ('{"reward": NaN}', "reward.json is no JSON"),
         ('{"reward": 1' + 400 * "0" + "}", "holds no finite number for 'reward': 1000"),
-        ('{"reward": 1e999}', "holds no finite number for 'reward': inf"),
+        ('{"reward": 1e999}', "reward.json is no JSON (Number out of range"),
+        ('{"reward": ' + 20_000 * "[" + 20_000 * "]" + "}", "reward.json is no JSON (maximum recursion depth"),
+        (r'{"reward": 1, "\ud800": 0}', "reward.json is no JSON"),
+        (b'{"reward": 1, "\xed\xa0\x80": 0}', "reward.json is no JSON"),
+        ('{"reward": 1, "turn:' + 5000 * "9" + '": 1}', "a name of 5005 characters, and at most 200 are taken: 'turn:99"),
+        (r'{"reward": 1, "a\u0000b": 0}', r"a name that is not printable: 'a\x00b'"),
         ('{"a": 1, "b": 0}', "names ['a', 'b'] and no 'reward'"),
         ("{}", "names [] and no 'reward'"),
     ],
 )
-def test_no_reward_is_told_and_never_made_up(text: str, sentence: str) -> None:
+def test_no_reward_is_told_and_never_made_up(text: str | bytes, sentence: str) -> None:
     with pytest.raises(NoReward) as raised:
-        from_json(text.encode(), "reward.json")
+        from_json(text if isinstance(text, bytes) else text.encode(), "reward.json")
     assert sentence in str(raised.value)
 
 

@@ -88,3 +88,15 @@ def test_an_outcome_carries_what_was_found(pool: Pool) -> None:
     with pool.read() as connection:
         row = connection.execute(table.select()).one()
     assert (row.reward, row.reward_parts, row.hacked, row.integrity) == (0.0, parts, "zero", FOUND)
+
+
+def test_names_and_reasons_that_are_no_unicode_are_kept_with_a_mark(pool: Pool) -> None:
+    run = open_run(pool, "r", "train", {})
+    [member] = open_group(pool, run.id, TASK, 1)
+    found = FOUND | {"judge": {"hacked": False, "reason": "it wrote \ud800"}}
+    parts = {"verifier": 1.0, "\ud800": 0.5}
+    finish_rollout(pool, member.rollout_id, Outcome(attempt_id=None, reward=1.0, reward_parts=parts, integrity=found))
+    with pool.read() as connection:
+        row = connection.execute(table.select()).one()
+    assert row.reward_parts == {"verifier": 1.0, "?": 0.5}
+    assert row.integrity == FOUND | {"judge": {"hacked": False, "reason": "it wrote ?"}}

@@ -25,7 +25,7 @@ PENALISED: dict[str, tuple[Kind, ...]] = {
 MANAGING = ("compact", "discard", "fold")
 """Tools by which an agent makes its context shorter, or spares it (docs/agents.md, "The project's own agent")."""
 
-_TURN = re.compile(r"turn:(\d{1,18})")
+_TURN = re.compile(r"turn:(\d{1,9})", re.ASCII)
 
 
 class TurnFigures(msgspec.Struct, frozen=True, array_like=True):

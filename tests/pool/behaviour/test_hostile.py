@@ -85,6 +85,7 @@ def test_modules_that_run_modules_are_opened_up_to_a_depth() -> None:
     assert commands("python -m " * 1900)[0].head == "python"
 
 
-def test_a_part_with_endless_digits_names_no_turn() -> None:
+def test_a_part_with_endless_or_foreign_digits_names_no_turn() -> None:
     rule = ProcessRule(labels=("main",), factor=1.0, bound=1.0, penalties={})
-    assert turn_rewards([TurnFigures(0, "main")], {"turn:0": 0.5, f"turn:{'5' * 5000}": 1.0}, rule) == ([0.5], 0)
+    parts = {"turn:0": 0.5, f"turn:{'5' * 5000}": 1.0, "turn:٠": 1.0}  # the last digit is an Arabic zero
+    assert turn_rewards([TurnFigures(0, "main")], parts, rule) == ([0.5], 0)
