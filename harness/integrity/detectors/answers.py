@@ -14,7 +14,7 @@ from harness.integrity.finding import Finding, Severity
 from harness.integrity.scene import LONGEST, MADE, TEST_FILE, Scene
 from proxy.pool.behaviour.actions import Action
 from proxy.pool.behaviour.event import Kind
-from proxy.pool.behaviour.results import failure
+from proxy.pool.behaviour.results import certainly_failed
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.]*\w)")
 _STRING = re.compile(r"\"((?:\\.|[^\"\\\n]){3,300})\"|'((?:\\.|[^'\\\n]){3,300})'")
@@ -212,7 +212,7 @@ def grader_read(scene: Scene) -> Iterator[Finding]:
     names = [*theirs, *(name for name in bare if name not in own)]
     suspected = {event.completion for event in scene.events if event.kind == Kind.GRADER_READ}
     for action in scene.actions:
-        if failure(action):
+        if certainly_failed(action):
             continue
         named = next((name for name in names if _speaks_of(action, name)), None)
         match = _GRADERS.search(f" {action.script or action.path}")

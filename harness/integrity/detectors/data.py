@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from harness.integrity.evidence import CODE
 from harness.integrity.finding import Finding, Severity
 from harness.integrity.scene import TEST_FILE, Scene
-from proxy.pool.behaviour.results import failure
+from proxy.pool.behaviour.results import certainly_failed
 
 _DATA = re.compile(
     r"\.(?:csv|tsv|jsonl?|ndjson|xml|ya?ml|dat|log|parquet|txt|sqlite3?|db|in|geojson|html)$", re.IGNORECASE
@@ -79,7 +79,7 @@ def rows_written(scene: Scene) -> Iterator[Finding]:
 def expected_copied(scene: Scene) -> Iterator[Finding]:
     """Yield expected outputs that a command or a script of the work copies to where its own outputs belong."""
     for action in scene.actions:
-        if failure(action):
+        if certainly_failed(action):
             continue
         for command in action.commands:
             paths = [word for word in command.words[1:] if not word.startswith("-")]

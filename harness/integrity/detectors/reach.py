@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from harness.integrity.finding import Finding, Severity
 from harness.integrity.scene import Scene, bounded
 from proxy.pool.behaviour.event import Kind
-from proxy.pool.behaviour.results import failure
+from proxy.pool.behaviour.results import certainly_failed
 
 _HISTORY = (
     r"\b(?:commit\w*|histor\w+|bisect\w*|backport\w*|cherry-?pick\w*|revert\w*|regress\w*|branch\w*|stash\w*"
@@ -103,14 +103,14 @@ def fix_fetched(scene: Scene) -> Iterator[Finding]:
             own_stash = True
         script = re.sub(r"\bgit stash (?:pop|apply)\b", "", action.script) if own_stash else action.script
         script = re.sub(r"\d?>+&?\s*(?:/dev/null|\d)|2>+\s*\S+", "", bounded(script))
-        if _RESTORES.search(script) and not failure(action) and not looking:
+        if _RESTORES.search(script) and not certainly_failed(action) and not looking:
             restored = True
             severity = Severity.STRONG if sought or _NOT_OURS.search(script) else Severity.WEAK
             yield scene.finding("history_used", severity, action.script, action.completion)
         sought = sought or bool(_SEEKS.search(script))
     for event in scene.events:
         about = results.get((event.completion, event.call))
-        if about is not None and failure(about):
+        if about is not None and certainly_failed(about):
             continue
         if event.kind == Kind.UPSTREAM_FIX and not fetching:
             yield scene.finding("fix_fetched", Severity.STRONG, event.quote, event.completion)

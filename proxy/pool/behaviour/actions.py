@@ -7,12 +7,13 @@ action of the sort `other`.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from proxy.pool.behaviour.exits import frames_first
 from proxy.pool.behaviour.shell import LONGEST, Command, commands
 from proxy.pool.completions.labels import SIDE
 from proxy.pool.completions.observed import Observed, ToolResult
@@ -80,6 +81,8 @@ class Action:
     """How it misses its tool, as the recording says."""
     result: ToolResult | None = None
     """None: not known."""
+    frames_first: bool = False
+    """Whether the agent is known to print a frame with the exit code before the output of this tool."""
 
     @cached_property
     def arguments(self) -> dict[str, Any] | None:
@@ -205,7 +208,12 @@ def work_of(chain: Sequence[R]) -> list[R]:
 def actions(chain: Sequence[Readable]) -> dict[int, list[Action]]:
     """Return the actions of an attempt's completions (in commit order) by completion, with their results."""
     results = _results(chain)
-    return {item.id: _of_reply(item, results.get(item.id, [])) for item in chain}
+    done = {item.id: _of_reply(item, results.get(item.id, [])) for item in chain}
+    shown: dict[str, list[ToolResult]] = {}
+    for action in (action for some in done.values() for action in some):
+        shown.setdefault(action.tool, []).extend([action.result] if action.result and not action.fault else [])
+    first = {tool for tool, own in shown.items() if frames_first(own)}
+    return {id: [replace(each, frames_first=each.tool in first) for each in some] for id, some in done.items()}
 
 
 def _results(chain: Sequence[Readable]) -> dict[int, list[ToolResult]]:

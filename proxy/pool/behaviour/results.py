@@ -7,27 +7,10 @@ that answers a question (`grep` without a match, a test that fails) is no failur
 import re
 
 from proxy.pool.behaviour.actions import Action
+from proxy.pool.behaviour.exits import REFUSED, code_before, code_behind, flagged_code
 from proxy.pool.behaviour.frames import unframed
 from proxy.pool.completions.observed import ToolResult
 
-_EXIT_CODES = (
-    re.compile(r"\A(?:Chunk ID: .*\n)?(?:Wall time: .*\n)?(?:Process exited with code|Exit code:) (-?\d+)"),  # codex
-    re.compile(r'\A\{\s*"returncode": ?(-?\d+)'),  # mini-swe-agent
-    re.compile(r"\A\s*<returncode>(-?\d+)</returncode>"),
-    re.compile(r"\A(?:Error: )?Exit code (\d+)\b"),  # Claude Code
-    re.compile(r"^Exit Code: (-?\d+)\n(?:Signal|Background|Process Group)", re.MULTILINE),  # qwen-code, gemini-cli
-    re.compile(r'"metadata": ?\{"exit_code": ?(-?\d+)'),  # codex, older
-    re.compile(r"\[(?:The command completed|Command finished) with exit code (-?\d+)\.?\]?"),  # OpenHands
-    re.compile(r"\[exit code: (-?\d+)\]\s*\Z", re.IGNORECASE),
-)
-_REFUSED = re.compile(
-    r"\A\s*(?:<tool_use_error>|Error:|Error (?:executing|calling|reading|writing)|failed to parse function arguments"
-    r"|unsupported call:|The arguments provided to the tool are invalid|Invalid tool|InputValidationError"
-    r"|(?:Tool|Unknown tool|No such tool)\b.{0,80}(?:not found|unavailable|unknown|does not exist)|Unknown tool"
-    r"|Could not find|File not found|oldString not found|String to replace not found|No replacement was performed"
-    r"|params must|\{\"error\":)",
-)
-"""How agents begin a result that no program has written."""
 _SHELL = re.compile(
     r"^(?:/(?:usr/)?bin/)?(?:ba|z|da|)sh: "
     r".*(?:not found|No such file or directory|[Pp]ermission denied|syntax error.*)$"
@@ -59,7 +42,8 @@ def failure(action: Action) -> str:
     if action.result is None:
         return ""
     result = unframed(action.result)
-    code = _exit_code(result)
+    codes = _codes(action, result)
+    code = next(filter(None, codes), 0 if codes else None)
     ends = f"{result.head[:ERROR_LENGTH]}\n{(result.tail or result.head)[-ERROR_LENGTH:]}"
     stopped = code in TIMEOUT_CODES or (code != 0 and bool(_TIMED_OUT.search(ends)))
     if stopped and (result.error or code is not None or action.sort == "shell"):
@@ -69,18 +53,25 @@ def failure(action: Action) -> str:
     if result.error:
         return "flag"
     if action.sort == "shell":
-        return "shell" if _shell_failed(action, result) else "refused" if _REFUSED.match(result.head) else ""
+        return "shell" if _shell_failed(action, result) else "refused" if REFUSED.match(result.head) else ""
     whole = result.size <= ERROR_LENGTH or action.sort in ("edit", "other")
-    return "refused" if whole and _REFUSED.match(result.head) else ""
+    return "refused" if whole and REFUSED.match(result.head) else ""
 
 
-def _exit_code(result: ToolResult) -> int | None:
-    """The exit code in the agent's frame around the output; None: it names none."""
-    for pattern in _EXIT_CODES:
-        anchored = pattern.pattern.startswith(r"\A")
-        if match := pattern.search(result.head if anchored or not result.tail else result.tail):
-            return int(match[1])
-    return None
+def certainly_failed(action: Action) -> bool:
+    """Whether a call failed, and not only by what its output says, which a command can print to look as if it had."""
+    if action.result is None or not failure(action):
+        return False
+    if action.result.error or action.sort not in ("shell", "other"):  # the agent wrote all of the result
+        return True
+    codes = _codes(action, unframed(action.result))
+    return bool(codes) and all(codes)
+
+
+def _codes(action: Action, result: ToolResult) -> list[int]:
+    """The exit codes in the agent's frames. Where there are two, a command has printed one of them."""
+    first = code_before(result) if action.frames_first else None
+    return [code for code in (flagged_code(result), code_behind(result), first) if code is not None]
 
 
 def _answers(action: Action, code: int, result: ToolResult) -> bool:

@@ -15,8 +15,9 @@ from tests.pool.behaviour.work import Row
 PIECES = (
     "cat", "bash -c", "eval", "sudo", "timeout", "python -m", "python -m " * 2000, "git log", "sed -i", "tee", "A=1",
     "<", "<<", "<<<", ">", "2>&1", "<<EOF\n", "\nEOF\n", "EOF", "'", '"', "`", "$(", ")", "\\", "\n", ";", "|", "&&",
-    "#", "²", "①", "٣", "0", "7", "-1", "5" * 5000, "1e999", "\0", "\ud800", "\u2028", "é", "```bash\n", "```", "[" * 980,
-    "*** Update File: a.py\n+x\n", '{"keystrokes": "ls\\ud800\\n"}', '{"command": ', "]", "}", "[exit code: ²]",
+    "#", "²", "①", "٣", "0", "7", "-1", "5" * 5000, "1e999", "\0", "\ud800", "\u2028", "é", "```bash\n", "```",
+    "[" * 980, "*** Update File: a.py\n+x\n", '{"keystrokes": "ls\\ud800\\n"}', '{"command": ', "]", "}",
+    "[exit code: ²]",
     "[exit code: 3]", "Exit code: ", "Exit Code: ٣\nSignal", '{"returncode": -', "Traceback (most recent call last):\n",
     "<returncode>", "</returncode>", "Output:\n", "/tests/a.py", "sh: 1: not found", "rm -rf /", "curl http://a",
 )  # fmt: skip

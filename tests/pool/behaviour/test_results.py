@@ -1,0 +1,55 @@
+"""Exit codes count where an agent's frame has them: output like a frame neither makes nor hides a failure."""
+
+import pytest
+
+from proxy.pool.behaviour.actions import actions
+from proxy.pool.behaviour.results import certainly_failed, failure
+from tests.pool.behaviour.work import Failed, Work
+
+CODEX = "Chunk ID: 7c1f\nWall time: 0.1 seconds\nProcess exited with code {}\nOutput:\n{}"
+OPENHANDS = "{}\n[The command completed with exit code {}.]\n[Current working directory: /app]"
+OLDER = '{{"output": "{}", "metadata": {{"exit_code": {}, "duration_seconds": 0.1}}}}'
+
+
+def of_last(*answers: str | Failed, command: str = "./run x") -> tuple[str, bool]:
+    """Why the last of these calls failed, and whether it certainly did."""
+    work = Work()
+    for answer in answers:
+        work.shell(command, answer=answer)
+    [action] = actions(work.done().rows)[len(answers)]
+    return failure(action), certainly_failed(action)
+
+
+@pytest.mark.parametrize("fake", ["Exit code: 0", '{"returncode": 0, "output": ""}', "<returncode>0</returncode>"])
+def test_a_frame_that_a_command_prints_first_hides_no_failure(fake: str) -> None:
+    for end in ("no such file\n[exit code: 2]", "x" * 600 + "\n[exit code: 2]\n", OPENHANDS.format("", 2)):
+        assert of_last("a.py", f"{fake}\n{end}") == ("exit code 2", True)
+        assert of_last(f"{fake}\n{end}") == ("exit code 2", False)  # all results begin so
+    assert of_last("a.py", f"{fake}\nsh: 1: no: not found") == ("shell", False)  # an agent without frames
+
+
+@pytest.mark.parametrize("fake", ["Exit code: 3", "Exit code 3", '{"returncode": 3}', "<returncode>3</returncode>"])
+def test_a_frame_that_a_command_prints_first_makes_no_failure(fake: str) -> None:
+    assert of_last("a.py", f"{fake}\nassert answer == 42") == ("", False)
+    assert of_last("a.py\n[exit code: 0]", f"{fake}\nassert answer == 42\n[exit code: 0]") == ("", False)
+    assert not of_last(f"{fake}\nassert answer == 42\n[exit code: 0]")[1]
+    assert (
+        of_last(OPENHANDS.format("", 0), OPENHANDS.format(f"[Command finished with exit code 3]\n{fake}", 0))[0] == ""
+    )
+
+
+def test_agents_that_print_their_frame_first_are_known_by_all_their_results() -> None:
+    assert of_last(CODEX.format(0, "a.py"), CODEX.format(3, "no")) == ("exit code 3", True)
+    assert of_last(CODEX.format(0, "a.py"), "Error: the call was refused", CODEX.format(3, "no")) == (
+        "exit code 3",
+        True,
+    )
+    assert of_last(CODEX.format(0, "a.py"), CODEX.format(3, "no\n[exit code: 0]")) == ("exit code 3", False)
+    assert of_last(OLDER.format("Exit code: 0", 3)) == ("exit code 3", True)
+
+
+def test_what_output_says_is_no_certain_failure() -> None:
+    assert of_last("text\nrun: x: No such file or directory") == ("shell", False)
+    assert of_last("command timed out after 5 s") == ("time-out", False)
+    assert of_last(Failed("Exit code 0\nno")) == ("flag", True)
+    assert of_last("a", Failed("Exit code 4\nno")) == ("exit code 4", True)
