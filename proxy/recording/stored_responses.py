@@ -37,6 +37,8 @@ from proxy.pool.errors import PoolError
 log = logging.getLogger(__name__)
 KEPT = 4
 """Contexts whose digests are kept, as a conversation may have parallel branches."""
+RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+"""A response. Clients may name any text, also one that PostgreSQL does not take (NUL); others are not looked up."""
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})([0-9a-f]{4,})")
 """An item of an output: its response and its place."""
 
@@ -84,7 +86,8 @@ class StoredResponses:
 
     def response(self, response_id: str) -> dict[str, Any] | None:
         """The response object; None where there is none of this id."""
-        return next(iter(self._responses([response_id])), None)
+        ours = RESPONSE_ID.fullmatch(response_id) is not None
+        return next(iter(self._responses([response_id])), None) if ours else None
 
     def input_items(self, response_id: str) -> list[dict[str, Any]] | None:
         """The items of a response's input, with ids; None where there is none of this id."""
@@ -97,7 +100,8 @@ class StoredResponses:
 
     def delete(self, response_id: str, at: float) -> bool:
         """Hide a response; False where there is none of this id."""
-        return delete_response(self._pool, self._attempt_id, response_id, at)
+        ours = RESPONSE_ID.fullmatch(response_id) is not None
+        return ours and delete_response(self._pool, self._attempt_id, response_id, at)
 
     # ---- what is stored of a call
 
@@ -162,7 +166,8 @@ class StoredResponses:
         self._kept = (context, *others[: KEPT - 1])
 
     def _context(self, response_id: str, with_output: bool = True) -> list[bytes] | None:
-        chain = ancestry(self._pool, self._attempt_id, response_id)
+        ours = RESPONSE_ID.fullmatch(response_id) is not None
+        chain = ancestry(self._pool, self._attempt_id, response_id) if ours else []
         if not chain:
             return None
         fields = self._fields(chain)

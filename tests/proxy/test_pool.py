@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -84,6 +85,47 @@ async def test_attempts_at_once_that_change_gateways_at_every_turn(start: Start,
         assert [row.prefix_length for row in rows[1:]] == lengths[:-1]
     report = verify(pool)
     assert (report.attempts, report.completions, report.trainable, report.damages) == (8, 48, 48, [])
+
+
+@pytest.mark.parametrize("id", ["resp_\0", "\0", "resp_" + "0" * 31 + "\0", "resp_1", "resp_\u0660" + "0" * 31, ""])
+async def test_an_id_that_no_response_can_have_is_not_known(start: Start, database: str, id: str) -> None:
+    """PostgreSQL takes no NUL, not even in a comparison."""
+    stand = await start(database)
+    body = {"model": "tiny", "input": "go on", "previous_response_id": id or "-"}
+    refused = await stand.ask("/v1/responses", body)
+    assert (refused["status"], refused["error"]["code"]) == (400, "previous_response_not_found")
+    reference = {"type": "item_reference", "id": id}
+    refused = await stand.ask("/v1/responses", {"model": "tiny", "input": [reference]})
+    assert (refused["status"], refused["error"]["code"]) == (404, "not_found")
+    for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/input_items")):
+        path = f"{stand.url}/v1/responses/{quote(id or '-')}{rest}"
+        async with stand.http.request(method, path, headers={"x-api-key": "agent"}) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_nul_in_any_text_of_a_request_is_served_or_refused(start: Start, database: str) -> None:
+    """Names, ids, texts and keys: all that might become a row's text or a statement's."""
+    stand, nul = await start(database), "a\0b"
+    function = {"name": nul, "description": nul, "parameters": {"type": "object", "properties": {nul: {}}}}
+    call = {"id": nul, "type": "function", "function": {"name": nul, "arguments": nul}}
+    messages = [user(nul), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": nul}]
+    messages[-1]["content"] = nul
+    bodies: dict[str, Any] = {
+        "chat/completions": {"messages": messages, "tools": [{"type": "function", "function": function}], "stop": nul},
+        "completions": {"prompt": nul},
+        "messages": {"messages": [user(nul)], "max_tokens": 9, "system": nul, "metadata": {"user_id": nul}},
+        "responses": {
+            "input": [{"role": "user", "content": nul, "id": nul}, {"type": "reasoning", "encrypted_content": nul}],
+            **{"instructions": nul, "metadata": {nul: nul}, "tools": [{"type": "function", **function}]},
+            **{"prompt_cache_key": nul, "user": nul, "safety_identifier": nul},
+        },
+    }
+    for path, body in bodies.items():
+        for key in ("agent", "r/%00"):
+            prefix = f"/{key}" if key != "agent" else ""
+            answer = await stand.ask(f"{prefix}/v1/{path}", {"model": nul, **body})
+            assert answer["status"] == (401 if prefix else 200), (path, key, answer)
+    assert len(stand.recorded()) == len(bodies) and verify(stand.pool).damages == []
 
 
 async def test_the_key_of_a_closed_attempt_is_refused_everywhere(start: Start, database: str) -> None:

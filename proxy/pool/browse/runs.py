@@ -100,7 +100,8 @@ def run_entry(pool: Pool, name: str) -> RunEntry:
 
 def run_row(connection: Connection, name: str) -> Row[Any]:
     """Return the row of a run. NotInPool when there is none of this name."""
-    row = connection.execute(select(runs).where(runs.c.name == name)).one_or_none()
+    no_name = "\0" in name  # PostgreSQL does not even compare it
+    row = None if no_name else connection.execute(select(runs).where(runs.c.name == name)).one_or_none()
     if row is None:
         raise NotInPool(f"the pool has no run {name!r}; the list of runs names those that it has")
     return row

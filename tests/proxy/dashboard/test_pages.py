@@ -248,6 +248,9 @@ async def test_given_and_damaged_tokens_are_told_apart(visit: Visit, database: s
     ("path", "status", "given"),
     [
         ("runs/none", 404, {}),
+        ("runs/%00", 404, {}),
+        ("runs/%00/groups", 404, {}),
+        ("search", 404, {"run": "\0"}),
         ("rollouts/999999", 404, {}),
         ("groups/999999", 404, {}),
         ("attempts/999999", 404, {}),
