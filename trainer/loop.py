@@ -64,8 +64,10 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
             run.demand_owner()  # or the checkpoint might replace one of the trainer that took over
             directories = save(config, policy, step)
             # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
-            done = report.metrics(), version, report.fates, report.scales, report.imitated
-            version = run.publish(step, directories, *done)
+            version = run.publish(
+                step, directories, report.metrics(),
+                parent=version, fates=report.fates, scales=report.scales, imitated=report.imitated,
+            )  # fmt: skip
             with _shown(run.ranks, f"pushing {version.name}"):
                 run.push(version)
             report.pushed(version)
@@ -117,7 +119,7 @@ def update(config: Config, run: RunState, policy: Policy, report: StepReport, st
     demand_known_tokens((*batch.rows, *(row for rows in sources for row in rows)), policy.shape, policy.source)
     whole = mixed(batch.minibatches, sources, [source.weight for source in config.imitation], policy.mixture)
     planned = [plan(rows, ranks.data_world, config.batch.max_tokens, per_key) for rows in whole]
-    run.release_engines()
+    run.release_engines()  # those on our devices sampled until the batch was complete; the step needs their memory
     micros_of = [[micro for micros in planned for micro in micros[rank]] for rank in range(ranks.data_world)]
     report.packed(batch, sources, micros_of)
     minibatches = [

@@ -12,11 +12,11 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from proxy.pool.database import open_pool
+from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.functions.process import FunctionProcess
 from proxy.pool.functions.weights import weigh
-from proxy.pool.processes.owners import TRAINER, owned
+from proxy.pool.processes.owners import TRAINER, RunClaim, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
 from proxy.pool.training.evaluations import find_teacher, held_engines
@@ -49,14 +49,21 @@ Answer = TypeVar("Answer")
 
 
 class RunState:
-    """The run's row in the pool. Every rank calls the same methods, rank 0 does the work, all get the answer.
+    """A training run between pool, engines and monitor.
 
-    Rank 0 owns the run until the block ends: nothing is leased, published or pushed any more when another trainer has
-    taken it over. Waiting is polling, because the pool sends no events.
+    Every rank calls the same methods; rank 0 does the work inside `ranks.share`, and all get the answer. Rank 0 owns
+    the run until the block ends: nothing is leased, published or pushed any more when another trainer has taken it
+    over. Waiting is polling, because the pool sends no events.
     """
 
     def __init__(self, config: Config, ranks: Ranks):
         self.config, self.ranks = config, ranks
+        # these five are set on rank 0 alone, by _open
+        self.pool: Pool
+        self.monitor: Monitor
+        self._claim: RunClaim
+        self._demonstrations: list[list[TrainingRow]]
+        self._ownership: ExitStack
         self.pool_run: runs.Run = ranks.share(self._open)
         self._check_engines_at, self._check_interval = time.monotonic() + ENGINE_SECONDS, ENGINE_SECONDS
         self._printed: set[str] = set()
@@ -87,7 +94,7 @@ class RunState:
             self._demonstrations = [self._demonstrations_of(source) for source in self.config.imitation]
             if self.config.batch.function:
                 with FunctionProcess(self.config.batch.function):
-                    pass  # it can be imported
+                    pass  # what cannot be imported is an error now, not at the first lease
             runs.set_queue_limit(self.pool, run.id, self.config.batch.open_groups)
             rule = self.config.batch.rule()
             runs.note_lease(self.pool, run.id, rule.groups, rule.window)
@@ -152,6 +159,7 @@ class RunState:
         step: int,
         directories: tuple[Path, Path],
         metrics: dict[str, Any],
+        *,
         parent: steps.Version | None = None,
         fates: Sequence[RolloutFate] = (),
         scales: dict[str, Any] | None = None,
@@ -182,7 +190,7 @@ class RunState:
         """
         version = self.ranks.share(lambda: self.monitor.act(version, self._claim.token))
         waited = False
-        # Shared again and again: no rank waits for another for as long as a person takes.
+        # Shared every few seconds: a pause may outlast the time that ranks wait for one another in one `share`.
         while version.step < self.config.steps and self.ranks.share(partial(self._is_paused, told=waited)):
             waited = True
         if waited and self.ranks.rank == 0:
@@ -312,7 +320,7 @@ class RunState:
             self._check_engines_at = time.monotonic() + self._check_interval
 
     def _repair_engines(self) -> PushResult | None:
-        """Push the newest weights to engines that failed or were restarted. None when all of them serve it."""
+        """Push the newest weights to engines that failed or were restarted. None when nothing had to be pushed."""
         version = steps.latest(self.pool, self.pool_run.id)
         pushed = version and push_again(
             Weights(version.name, Path(version.hf_dir)), self._options_of_push(version), self._claim.demand

@@ -112,7 +112,7 @@ def publish(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: 
     laps.lap("between")
     directories = save(config, policy, 1)
     laps.lap("save")
-    run.publish(1, directories, {}, run.latest())
+    run.publish(1, directories, {}, parent=run.latest())
     laps.lap("publish")
     laps.seconds.pop("between")
     return {"checkpoint_bytes": size_of(directories[0]), "export_bytes": size_of(directories[1])}

@@ -87,8 +87,9 @@ class PromptBuilder:
         sampled = item.sampled
         ended = bool(sampled) and sampled[-1] in self._template.ends
         raw = self._template.decode(sampled[:-1] if ended else sampled)
-        schemas, shown = RecordedSchemas(calls) if calls else None, raw
-        if calls and not ended:  # the last call's last token may begin the separator of the next one
+        schemas = RecordedSchemas(calls) if calls else None
+        shown = raw
+        if calls and not ended:  # the last token may have begun the separator of a next call, such as a comma
             shown = raw.rstrip().rstrip("".join(mark for mark in form.inside if len(mark) == 1))
         open_section = bool(calls) and not ended and not shown.endswith(form.section_end)
         node = CompletionNode(
@@ -155,7 +156,11 @@ class PromptBuilder:
         return self._template.render(messages, call.tools, **(call.options | fixed))
 
     def _tokenise(self, base: CompletionNode | None, text: str) -> tuple["array[int]", list[str]]:
-        """The path of `base`, then the text behind it. An end of turn that the text repeats is not repeated."""
+        """Return the ids of the path of `base` and of the text behind it, and what is counted of it.
+
+        An end of turn with which the text begins is that of the path. If the text begins otherwise, the path's own goes
+        (ENDED).
+        """
         if base is None:
             return self._tokens.encode(text), []
         if base.length == base.size:

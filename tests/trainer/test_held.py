@@ -37,7 +37,7 @@ async def test_an_evaluation_holds_its_engine_until_it_has_ended(
         assert held_engines(pool, run.pool_run.id) == {}  # no harness is at it yet
         with owned(pool, find_run(pool, evaluation.name)):
             assert held_engines(pool, run.pool_run.id) == {engines[1]: first.name}
-            second = run.publish(1, places, {}, first)
+            second = run.publish(1, places, {}, parent=first)
             await asyncio.to_thread(run.push, second)
             assert (free.version, held.version) == (second.name, first.name) and not held.paused
             assert await asyncio.to_thread(run._repair_engines) is None and held.version == first.name
@@ -62,7 +62,7 @@ async def test_a_held_engine_that_refuses_a_push_gets_another_one_before_the_tra
         await asyncio.to_thread(run.push, first)
         evaluation = open_evaluation(pool, run.pool_run, first, {}, engine=engines[1], rollouts=8)
         with owned(pool, find_run(pool, evaluation.name)):
-            second = run.publish(1, places, {}, first)
+            second = run.publish(1, places, {}, parent=first)
             await asyncio.to_thread(run.push, second)
         held.faults["update_weights_from_disk"] = 500
         held.calls.clear()

@@ -1,10 +1,10 @@
 """Give each turn of a group's rollouts its credit: from verdicts to one advantage per model call.
 
 The order: members without a verdict are left out; then groups with too few members left; then groups whose verdicts and
-process rewards are equal (before speed and length add anything), except where returns are compared with nothing. Then
-rewards are shaped, returns computed, and compared with the other rollouts'. A turn is a completion of the agent's work,
-in commit order. Left out: the formulas (trainer/credit/advantages.py, trainer/credit/returns.py); what later sets
-advantages to 0 (trainer/data/assemble.py).
+process rewards are equal (before speed and length add anything), unless returns are compared with nothing and some
+reward is not 0. Then rewards are shaped, returns computed, and compared with the other rollouts'. A turn is a
+completion of the agent's work, in commit order. Left out: the formulas (trainer/credit/advantages.py,
+trainer/credit/returns.py); what later sets advantages to 0 (trainer/data/assemble.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class GroupCredit:
     unplaced: int = 0
     """Process rewards that name no turn."""
     firsts: Sequence[float] = ()
-    """The return of each valid member's first turn."""
+    """The return of each valid member's first turn; empty for a dropped group, which so lowers no deviation."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ def _shaped(rollouts: Sequence[_JudgedRollout | None], credit: Credit) -> list[_
     speeds = formulas.speeds([one.seconds for one in valid], [one.success for one in valid])
     shaped = []
     for one, speed in zip(valid, speeds, strict=True):
-        added = credit.speed_weight * speed
+        bonus = credit.speed_weight * speed
         if one.success and credit.overlong_limit is not None:
             length = sum(turn.sampled_count for turn in one.turns)
-            added += formulas.overlong(length, credit.overlong_limit, credit.overlong_margin)
-        shaped.append(replace(one, outcome=one.outcome + added))
+            bonus += formulas.overlong(length, credit.overlong_limit, credit.overlong_margin)
+        shaped.append(replace(one, outcome=one.outcome + bonus))
     remaining = iter(shaped)
     return [None if one is None else next(remaining) for one in rollouts]
 
@@ -176,12 +176,12 @@ def _by_turn(rollouts: Sequence[_JudgedRollout | None], options: StepOptions) ->
 
 
 def _scaled(
-    groups: Sequence[LeasedGroup], credits: Sequence[GroupCredit], deviations: Mapping[str, float]
+    groups: Sequence[LeasedGroup], credits: Sequence[GroupCredit], by_domain: Mapping[str, float]
 ) -> list[GroupCredit]:
     """Divide advantages by the deviation of first-turn returns over their domain, where it is known."""
     scaled = []
     for group, credit in zip(groups, credits, strict=True):
-        deviation = deviations.get(_domain(group), 1.0)
+        deviation = by_domain.get(_domain(group), 1.0)
         members = [member and {id: value / deviation for id, value in member.items()} for member in credit.members]
         scaled.append(replace(credit, members=members))
     return scaled

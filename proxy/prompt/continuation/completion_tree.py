@@ -98,7 +98,8 @@ class CompletionTree:
         old = ancestor.buffer
         self.token_count -= len(old)
         while ancestor is not None and ancestor.buffer is old:
-            ancestor.buffer, ancestor = node.buffer, ancestor.parent
+            ancestor.buffer = node.buffer
+            ancestor = ancestor.parent
 
     def get(self, id: int | None) -> CompletionNode | None:
         return self._nodes.get(id or -1)
@@ -125,7 +126,7 @@ class CompletionTree:
         return None
 
     def experts_end(self, prefix_of: int | None, length: int) -> int:
-        """How many of the first `length` tokens of this completion have recorded experts."""
+        """How many of the first `length` tokens of the path of `prefix_of` have recorded experts."""
         node = self.get(prefix_of)
         return 0 if node is None else min(length, node.experts_end)
 

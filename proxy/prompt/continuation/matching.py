@@ -17,7 +17,7 @@ from typing import Any
 from proxy.call import Call
 from proxy.prompt.continuation.completion_tree import CompletionNode, CompletionTree
 from proxy.prompt.continuation.history import RequestTurn
-from proxy.prompt.continuation.meaning import DISTINCTIVE, as_javascript, distinctive_lines, words
+from proxy.prompt.continuation.meaning import DISTINCTIVE, as_javascript, distinctive_lines, without_reasoning
 from proxy.prompt.continuation.placeholders import MARK, MaskedTurn, find_slot_end, mask
 from proxy.prompt.template import ChatTemplate, TemplateError
 
@@ -67,14 +67,15 @@ class TurnMatcher:
         self._template = template
         self._render = render
         self._by_turn: dict[Any, list[CompletionNode]] = {}
-        """By what they follow and what they say, both without what agents leave out later. Lists only grow."""
+        """By what they follow, without tools' results, and what they say, without reasoning: agents leave these out
+        later. Lists only grow."""
         self._by_history: dict[int, list[CompletionNode]] = {}
         """By what they follow. Lists only grow."""
 
     def add(self, node: CompletionNode) -> None:
         """Add a served completion; those without messages are not matched here."""
         if node.history is not None:
-            exact = words(node.meaning)
+            exact = without_reasoning(node.meaning)
             for key in {exact, as_javascript(exact)}:
                 self._by_turn.setdefault((node.history.outline, *key), []).append(node)
             self._by_history.setdefault(node.history.outline, []).append(node)
@@ -97,7 +98,7 @@ class TurnMatcher:
 
     def _candidates(self, turn: RequestTurn) -> list[CompletionNode]:
         """Completions that say this after this. The agent may have left out their reasoning, but not changed it."""
-        nodes = self._by_turn.get((turn.history.outline, *words(turn.meaning)), ())
+        nodes = self._by_turn.get((turn.history.outline, *without_reasoning(turn.meaning)), ())
         return [node for node in nodes if turn.meaning[1] in ("", node.meaning[1])]
 
     def _plans(self, call: Call, turns: list[RequestTurn]) -> Iterator[SplicePlan]:
@@ -119,11 +120,12 @@ class TurnMatcher:
         """
         ids, text = tuple(call.get("id") for call in message.get("tool_calls", ())), message.get("content") or ""
         newest_first = reversed(self._candidates(turn))
-        exact = words(turn.meaning)
+        exact = without_reasoning(turn.meaning)
         return sorted(
             newest_first,
             key=lambda node: (
-                node.history != turn.history, node.call_ids != ids, words(node.meaning) != exact, node.text != text
+                node.history != turn.history, node.call_ids != ids, without_reasoning(node.meaning) != exact,
+                node.text != text,
             ),
         )  # fmt: skip
 

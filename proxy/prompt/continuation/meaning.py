@@ -35,9 +35,9 @@ def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def words(meaning: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A meaning without its reasoning."""
-    return meaning[0], meaning[2]
+def without_reasoning(turn: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Text and tool calls of a meaning."""
+    return turn[0], turn[2]
 
 
 def distinctive_lines(text: str) -> list[str]:
@@ -46,11 +46,11 @@ def distinctive_lines(text: str) -> list[str]:
     return [line[:QUOTED] for line in nlargest(LINES, lines, key=len) if len(line) >= DISTINCTIVE]
 
 
-def as_javascript(words: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a JavaScript client makes of these words: large integers of calls as JSON.stringify writes them."""
-    text, calls = words
+def as_javascript(spoken: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a JavaScript client makes of text and tool calls: large integers of calls as JSON.stringify writes them."""
+    text, calls = spoken
     if not any(MAY_CHANGE.search(arguments) for _, arguments in calls):
-        return words
+        return spoken
     return text, tuple((name, _changed(arguments)) for name, arguments in calls)
 
 

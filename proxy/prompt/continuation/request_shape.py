@@ -16,7 +16,7 @@ from zlib import crc32
 from proxy.call import Call
 from proxy.dialects.base import parsed_arguments
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
-from proxy.prompt.continuation.meaning import as_javascript, distinctive_lines, meaning, words
+from proxy.prompt.continuation.meaning import as_javascript, distinctive_lines, meaning, without_reasoning
 
 TURNS_BACK = 8
 """Assistant turns of a request that are looked up, the last first: an agent may have put in some of its own."""
@@ -125,7 +125,7 @@ def _quotable_lines(reply: dict[str, Any]) -> Iterator[str]:
 
 def _digest(turn: dict[str, Any]) -> bytes:
     """Digest what a turn says, without its reasoning, which many agents do not repeat."""
-    text_and_calls = words(meaning({"content": turn.get("content"), "tool_calls": turn.get("tool_calls")}))
+    text_and_calls = without_reasoning(meaning({"content": turn.get("content"), "tool_calls": turn.get("tool_calls")}))
     return blake2b(repr(as_javascript(text_and_calls)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
