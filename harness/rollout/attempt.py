@@ -28,7 +28,7 @@ from harness.verdict.isolation import end_agent, verifier_sandbox
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
 from proxy.pool.completions.store import labelled, of_attempt
-from proxy.pool.errors import PoolError, UserError
+from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget, calls_seen
 from proxy.pool.rollouts.failures import DIFFERED
@@ -67,8 +67,6 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
         failure, detail = await attempt.blamed("image", str(error))
     except UserError as error:  # the agent is not there, so no rollout can succeed
         failure, detail = "agent_missing", str(error)
-        raise
-    except PoolError:
         raise
     except asyncio.CancelledError:
         if job.cancellation.reason is not None:
@@ -211,13 +209,13 @@ class LiveAttempt:
             for path, text in files.items():
                 await sandbox.write(path, text)
                 self._written.add(path.replace("~", sandbox.home, 1) if path.startswith("~/") else path)
-            began = time.time()
-            limits = replace(limits, excused=partial(excused, began))
+            began_at = time.time()  # unix time, which the proxy compares with its own
+            limits = replace(limits, excused=partial(excused, began_at))
             try:
                 result = await run_watched(sandbox, launch.command, limits, env, watched)
             except SandboxError as error:
                 raise AttemptFailed("tool_flake", str(error)) from error
-        await self._add_agent_time(result, began)
+        await self._add_agent_time(result, began_at)
         self._exit_code = result.exit_code
         with (context.logs / f"{self._log_name}.log").open("a") as log:
             log.write(result.output)
@@ -283,10 +281,10 @@ class LiveAttempt:
         with stage("harness"):
             endpoint = Endpoint(context.url, self._key, context.model, context.context_length)
             async with context.slots.agents:
-                began = time.time()
+                began_at = time.time()
                 seconds = min(task.timeout, context.budgets.seconds or task.timeout)
-                result = await ask(endpoint, task, seconds, partial(context.engine.stood_still, self._id, began))
-            await self._add_agent_time(result, began)
+                result = await ask(endpoint, task, seconds, partial(context.engine.stood_still, self._id, began_at))
+            await self._add_agent_time(result, began_at)
             self._exit_code = result.exit_code
             (context.logs / f"{self._log_name}.log").write_text(result.output)
             if result.ended == "exit":
@@ -295,7 +293,7 @@ class LiveAttempt:
                 raise trouble
             else:
                 self.policy_failure = PolicyFailure("agent_budget", "the model had not answered when the time was up")
-        self._evidence.append(evidence_of_answer(task))
+        self._evidence.append(await evidence_of_answer(task))
         with stage("verifier"):
             if task.network == "full" and task.checker is not None and task.checker.kind == "code":
                 await self._note_egress("verifier")
@@ -363,10 +361,10 @@ class LiveAttempt:
             self._may_have_calls = False
             await self._context.end_calls([self._id])
 
-    async def _add_agent_time(self, result: Result, began: float) -> None:
+    async def _add_agent_time(self, result: Result, began_at: float) -> None:
         """Add the agent's time, and how much of it its calls waited while no engine was up."""
         self._add_time("agent", result.seconds)
-        if away := await self._context.engine.stood_still(self._id, began):
+        if away := await self._context.engine.stood_still(self._id, began_at):
             self._add_time("engine_away", away)
 
     def _add_time(self, name: str, seconds: float) -> None:
