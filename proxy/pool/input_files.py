@@ -41,9 +41,14 @@ _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_\\-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART})
 begins behind no backslash; without that rule, a text of 100,000 escaped quotes would be searched once for each."""
 
 
-def open_input(path: Path) -> IO[bytes]:
-    """Open a regular file. OSError when it cannot be opened, UserError when it is a device, a pipe or the like."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO must not hang
+def open_input(path: Path, follow: bool = True) -> IO[bytes]:
+    """Open a regular file. OSError when it cannot be opened, UserError when it is a device, a pipe or the like.
+
+    `follow`: also where the path's last part is a link. Not for files that others may put there: a link would show them
+    what only this user may read.
+    """
+    links = 0 if follow else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)  # opening a FIFO must not hang
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)

@@ -1,5 +1,6 @@
 """The processes and machines of a pool: proxies, harnesses, trainers with the phases of their steps, sandbox hosts."""
 
+import os
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.browse.steps import of_steps, step_range
 from proxy.pool.browse.traffic import RunTraffic, traffic_of
 from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
+from proxy.pool.input_files import open_input
 from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
 from proxy.pool.schema import policy_versions, proxies, train_steps
 
@@ -125,20 +128,20 @@ def _hosts(pool: Pool, run: str) -> list[SandboxHost]:
     """Return the sandbox hosts that a run's directory tells of."""
     for directory in run_directories(pool, run):
         file = directory / METRICS
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, UserError):
             return _of_file(run, file)
     return []
 
 
 def _of_file(run: str, file: Path) -> list[SandboxHost]:
-    with file.open() as opened:
-        text = opened.read(MOST_BYTES)
+    with open_input(file, follow=False) as opened:
+        text = opened.read(MOST_BYTES).decode(errors="replace")
+        written = os.fstat(opened.fileno()).st_mtime
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if "host" in sample.labels and "le" not in sample.labels:
                 sums[sample.labels["host"]][sample.name] += sample.value
-    written = file.stat().st_mtime
     return [_host(run, host, values, str(file), written) for host, values in sorted(sums.items())]
 
 

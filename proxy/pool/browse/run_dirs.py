@@ -2,7 +2,7 @@
 those in it.
 
 A directory counts if its whereabouts.json names the run and the pool, so that no other file is ever read, whatever the
-pool names.
+pool names. Others may write to such a directory, so what is read there is opened by `open_input` without links.
 """
 
 from contextlib import suppress
@@ -15,10 +15,13 @@ from proxy.pool.address import parsed
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.input_files import open_input
 from proxy.pool.schema import runs
 
 LOOKED_AT = 200
 """Directories beside the pool that are looked at, the newest ones."""
+WHEREABOUTS_BYTES = 64 << 10
+"""Of a whereabouts.json; one with more is not read."""
 PORT = 5432
 """Of a PostgreSQL server whose URL has none."""
 
@@ -45,9 +48,12 @@ def run_directories(pool: Pool, run: str) -> list[Path]:
 
 
 def _names(directory: Path, url: str, run: str) -> bool:
-    with suppress(OSError, msgspec.DecodeError, UserError):
-        where = msgspec.json.decode((directory / "whereabouts.json").read_bytes(), type=_Whereabouts)
-        return where.name == run and _same_pool(where.pool, url)
+    with suppress(OSError, ValueError, RecursionError, msgspec.DecodeError, UserError):
+        with open_input(directory / "whereabouts.json", follow=False) as file:
+            content = file.read(WHEREABOUTS_BYTES + 1)
+        if len(content) <= WHEREABOUTS_BYTES:
+            where = msgspec.json.decode(content, type=_Whereabouts)
+            return where.name == run and _same_pool(where.pool, url)
     return False
 
 

@@ -1,9 +1,11 @@
-"""A pool to look at: a train run with steps, an evaluation, a rollout with tools, sub-agents and hostile texts."""
+"""A pool to look at: a train run with steps, an evaluation, a rollout with tools, sub-agents, hostile texts, files."""
 
 import json
+import os
 import time
 from array import array
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -256,3 +258,14 @@ def many_calls(pool: Pool, attempt_id: int, count: int) -> None:
     )  # fmt: skip
     with pool.write() as connection:
         connection.execute(insert(completions), [row | {"ordinal": ordinal} for ordinal in range(count)])
+
+
+def plant(file: Path, kind: str) -> None:
+    """Put something else in the place of a file, which keeps its content where it can."""
+    real = file.rename(file.with_name("elsewhere"))
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "huge":
+        file.write_bytes(real.read_bytes() + b" " * 2_000_000)
+    else:
+        file.symlink_to(real if kind == "link" else "/dev/zero")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 from sqlalchemy.engine import make_url
 
 from proxy.pool.browse.attempts.logs import PIECE
@@ -12,7 +13,7 @@ from proxy.pool.schema import attempts
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import versions
 from tests.proxy.dashboard.conftest import Visit, Visitor
-from tests.proxy.dashboard.make import HOSTILE, Story, story
+from tests.proxy.dashboard.make import HOSTILE, Story, plant, story
 
 
 async def test_the_events_of_an_attempt_lead_to_its_calls(visitor: Visitor, told: Story) -> None:
@@ -69,3 +70,19 @@ async def test_a_log_is_found_where_the_pool_says_that_its_run_keeps_it(
     (directory / "whereabouts.json").write_bytes(msgspec.json.encode(where))
     for attempt in (told.attempt, evaluated):
         assert (await visitor.ask(f"attempts/{attempt}/log"))["text"] == f"the log of {attempt}"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "endless link"])
+async def test_a_log_that_is_no_file_of_the_directory_is_not_shown(visit: Visit, tmp_path: Path, kind: str) -> None:
+    """A link could show any file of the dashboard's user."""
+    pool = open_pool(str(tmp_path / "pool.db"))
+    told, visitor = story(pool), await visit(pool.url)
+    (tmp_path / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "train"}))
+    log = tmp_path / "logs" / f"attempt-{told.attempt}.log"
+    log.parent.mkdir()
+    log.write_text("a secret")
+    assert (await visitor.ask(f"attempts/{told.attempt}/log"))["text"] == "a secret"
+    plant(log, kind)
+    shown = await visitor.ask(f"attempts/{told.attempt}/log")
+    assert shown["text"] == "" and "has no log of this attempt" in shown["missing"]
+    pool.close()

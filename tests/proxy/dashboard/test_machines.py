@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 from aiohttp import web
 
 from proxy.pool.browse.machines import machines
@@ -11,7 +12,7 @@ from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.runs import find_run
 from tests.proxy.dashboard.conftest import Visit, Visitor
-from tests.proxy.dashboard.make import story
+from tests.proxy.dashboard.make import plant, story
 
 METRICS = """\
 # TYPE blackforge_sandboxes_live gauge
@@ -51,6 +52,22 @@ def test_processes_and_sandbox_hosts_are_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.prom").write_text("{{{ no metrics")
     with owned(pool, find_run(pool, "train")):
         assert machines(pool).hosts == []
+    pool.close()
+
+
+@pytest.mark.parametrize("name", ["whereabouts.json", "metrics.prom"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "endless link", "huge"])
+def test_a_directory_beside_the_pool_makes_nobody_wait_or_read_more(tmp_path: Path, name: str, kind: str) -> None:
+    """Others may write there. A pipe without a writer would hold the thread for ever, /dev/zero take all memory."""
+    pool = open_pool(str(tmp_path / "pool.db"))
+    story(pool)
+    where = {"pool": pool.url, "name": "train"}
+    (tmp_path / "whereabouts.json").write_bytes(msgspec.json.encode(where))
+    (tmp_path / "metrics.prom").write_text(METRICS)
+    with owned(pool, find_run(pool, "train")):
+        assert len(machines(pool).hosts) == 1
+        plant(tmp_path / name, kind)
+        assert machines(pool).hosts == [] or (name, kind) == ("metrics.prom", "huge")  # its first part is read
     pool.close()
 
 

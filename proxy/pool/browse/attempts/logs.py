@@ -9,7 +9,8 @@ from sqlalchemy import select
 from proxy.pool.browse.run_dirs import run_directories
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
-from proxy.pool.errors import NotInPool
+from proxy.pool.errors import NotInPool, UserError
+from proxy.pool.input_files import open_input
 from proxy.pool.schema import attempts, runs
 from proxy.pool.training.evaluations import what_it_evaluates
 
@@ -47,7 +48,7 @@ def log_piece(pool: Pool, attempt_id: int, offset: int | None = None, until: int
     directories = run_directories(pool, row.name if of is None else of.run)
     for directory in directories:
         file = directory / "logs" / f"attempt-{attempt_id}.log"
-        with suppress(OSError):
+        with suppress(OSError, UserError):
             return _piece(file, offset, until)
     if directories:
         return _none(f"{directories[0]}/logs has no log of this attempt: it has not ended, or the file was deleted")
@@ -55,7 +56,7 @@ def log_piece(pool: Pool, attempt_id: int, offset: int | None = None, until: int
 
 
 def _piece(file: Path, offset: int | None, until: int | None) -> LogPiece:
-    with file.open("rb") as log:
+    with open_input(file, follow=False) as log:
         total = log.seek(0, 2)
         start = max(0, total - PIECE) if offset is None else min(offset, total)
         log.seek(start)
