@@ -18,12 +18,15 @@ from urllib.request import urlopen
 
 import pytest
 
+from harness.tasks.sources import load_sources
 from proxy.engine.process import free_port
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
+from trainer.config import KINDS, Config, Loss
+from trainer.config.optimizer import Optimizer
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -38,6 +41,9 @@ TESTS = "the test commands themselves"
 LONG = "minutes on a quiet machine: tests/test_benchmarks.py, test_demo.py and test_everything.py run the short forms"
 MACHINES = "needs other machines: tests/trainer/test_machines.py and tests/sandboxes/docker/test_hosts.py stand in"
 GPU = "needs a GPU for its figures: tests/test_gpu_stages.py runs each stage small"
+EIGHT_GPUS = "needs a node of eight GPUs: the stories type these commands without CUDA_VISIBLE_DEVICES"
+OWN_AGENT = "the stories type its two halves: the own agent at tasks, and a run that feeds the trainer"
+INSTALLED = "the stories type it with other names: RUNNING"
 GIGABYTES = "fetches gigabytes of CUDA wheels: tests/test_gpu_lock.py resolves them"
 DOCTORS = "tests/proxy/test_doctor.py and tests/trainer/test_doctor.py type it"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
@@ -53,10 +59,10 @@ SDKS = "tests/harness/test_agents.py runs it, where `make all-agents` has instal
 VARIED = "tests/harness/test_augmented_prompts.py types it with the agents that `make all-agents` installs"
 TRACES = "needs a recorded run: tests/proxy/test_traces.py, test_spans.py and tests/trainer/test_imported.py type it"
 ELSEWHERE = {
-    "proxy pool export runs/train/pool.db train --format atif --output traces/atif": TRACES,
-    "proxy pool export runs/train/pool.db train --format chat --output traces/chat.jsonl": TRACES,
-    "proxy pool export runs/train/pool.db train --format hf-traces --output traces/hub": TRACES,
-    "proxy pool export runs/train/pool.db train --format otel --endpoint http://127.0.0.1:4318/v1/traces": TRACES,
+    "proxy pool export runs/pool.db train --format atif --output traces/atif": TRACES,
+    "proxy pool export runs/pool.db train --format chat --output traces/chat.jsonl": TRACES,
+    "proxy pool export runs/pool.db train --format hf-traces --output traces/hub": TRACES,
+    "proxy pool export runs/pool.db train --format otel --endpoint http://127.0.0.1:4318/v1/traces": TRACES,
     "proxy pool import runs/demonstrations.db teacher traces/atif --model runs/tiny": TRACES,
     "harness agents install openai-agents": SDKS,
     "harness run examples/tasks.jsonl --agent openai-agents -n 4": SDKS,
@@ -66,10 +72,11 @@ ELSEWHERE = {
     "harness run examples/tasks.jsonl --agent native-threshold -n 4": NATIVE,
     "proxy pool show runs/run-tasks-native-threshold/pool.db 1": NATIVE,
     "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100"
-    " --eval-tasks heldout.jsonl": EVALUATES,
+    " --eval-tasks heldout.jsonl --proxy http://127.0.0.1:8000": EVALUATES,
     "harness evaluations runs/train": EVALUATES,
     "make demo-scaffolds": LONG,
-    "proxy dashboard runs/train/pool.db": DASHBOARD,
+    "proxy dashboard runs/pool.db": DASHBOARD,
+    "proxy dashboard runs/demo/pool.db": DASHBOARD,
     "harness run tasks.jsonl --agent qwen-code --integrity tell": HACKS,
     "harness run tasks.jsonl --agent qwen-code --integrity mask --integrity-judge honesty.toml "
     "--integrity-share 0.05": HACKS,
@@ -90,8 +97,8 @@ ELSEWHERE = {
     "proxy doctor runs/serve.toml": DOCTORS,
     "trainer doctor": DOCTORS,
     "trainer doctor runs/train.toml": DOCTORS,
-    "proxy pool export runs/train/pool.db train --step 1 --format slime --output 0.pt": BATCHES,
-    "proxy pool export runs/train/pool.db train --step 1 --format verl --output step-1.pkl": BATCHES,
+    "proxy pool export runs/pool.db train --step 1 --format slime --output 0.pt": BATCHES,
+    "proxy pool export runs/pool.db train --step 1 --format verl --output step-1.pkl": BATCHES,
     "make test": TESTS,
     "make check": TESTS,
     "python -m benchmarks.repetition --out benchmarks/results/repetition.json": LONG,
@@ -114,6 +121,19 @@ ELSEWHERE = {
     " --docker tcp://b:2375=1/64": MACHINES,
     "sandboxes gc --docker tcp://a:2375 --docker tcp://b:2375": MACHINES,
     "sandboxes gc --bundles": SHARED,
+    "proxy engine engine.toml": MACHINES,
+    "proxy serve serve.toml": MACHINES,
+    "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100"
+    " --proxy http://127.0.0.1:8000 --pool postgresql://USER@HOST/NAME": MACHINES,
+    "harness run tasks.jsonl --agent command --command 'your-agent \"$INSTRUCTION\"' -n 8 --run-dir runs/train"
+    " --until-step 100 --proxy http://127.0.0.1:8000": OWN_AGENT,
+    "harness agents install opencode": INSTALLED,
+    "harness eval examples/tasks.jsonl --agent opencode --run-dir runs/before"
+    " --proxy http://127.0.0.1:8000": EIGHT_GPUS,
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 proxy engine runs/serve.toml &": EIGHT_GPUS,
+    "CUDA_VISIBLE_DEVICES=4,5,6,7 trainer launch runs/train.toml --steps 0": EIGHT_GPUS,
+    "CUDA_VISIBLE_DEVICES=4,5,6,7 trainer logprobs runs/train.toml --run before": EIGHT_GPUS,
+    "CUDA_VISIBLE_DEVICES=4,5,6,7 trainer launch runs/train.toml": EIGHT_GPUS,
     "torchrun --nnodes 4 --node-rank 0 --nproc-per-node 8 --master-addr HEAD --master-port 29500"
     " -m trainer.commands.worker launch /shared/train.toml": MACHINES,
     "torchrun --nnodes 4 --node-rank 1 --nproc-per-node 8 --master-addr HEAD --master-port 29500"
@@ -134,13 +154,17 @@ RUNNING = (
     "harness watch runs/run-tasks-opencode",
     "harness behaviour runs/run-tasks-opencode",
     "harness eval examples/tasks.jsonl --agent mini-swe-agent --proxy http://127.0.0.1:8000",
-    'harness run tasks.jsonl --agent command --command "your-agent" --proxy http://127.0.0.1:8000',
+    "harness run tasks.jsonl --agent command --command 'your-agent \"$INSTRUCTION\"' --run-dir runs/try"
+    " --proxy http://127.0.0.1:8000",
+    "harness behaviour runs/try",
+    "harness replay runs/train 17 --config runs/serve.toml",
+    "harness eval tasks.jsonl --agent mini-swe-agent -n 4 --run-dir runs/difficulty --proxy http://127.0.0.1:8000",
     "harness run tasks.jsonl --agent opencode -n 8 --concurrency 16",
     "harness run run.toml --seed 2",
     "harness resume runs/mixed",
     "harness watch runs/mixed",
     "harness watch --pool postgresql://HOST/NAME --name mixed",
-    "harness replay runs/mixed 17",
+    "harness replay runs/mixed 17 --config runs/serve.toml",
     "harness behaviour runs/mixed",
     "harness behaviour --pool postgresql://HOST/NAME --name mixed --by agent",
     "harness validate examples/tasks/harbor",
@@ -153,24 +177,25 @@ RUNNING = (
 TRAINING = (
     "trainer launch runs/train.toml",
     "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100 --proxy http://127.0.0.1:8000",
+    "harness behaviour runs/train",
     "trainer launch train.toml",
     "trainer logprobs train.toml",
     "trainer inspect train.toml 12",
     "trainer inspect train.toml 12 --html step.html",
     "trainer inspect train.toml 12 --rollout 345",
     "trainer sft warm.toml",
-    "proxy pool verify runs/train/pool.db",
-    "proxy pool show runs/train/pool.db 1",
+    "proxy pool verify runs/pool.db",
+    "proxy pool show runs/pool.db 1",
     "proxy replay runs/serve.toml 1",
     "proxy serve runs/serve.toml --engine http://127.0.0.1:30000 &",
     "trainer launch --proxy http://127.0.0.1:8000",
 )
 EXPORTING = (
-    "proxy pool account runs/train/pool.db train",
-    "proxy pool archive runs/train/pool.db train --older-than 20 --to runs/archive --drop",
-    "proxy pool export runs/train/pool.db train --format parquet --output train.parquet",
-    "proxy pool export runs/train/pool.db train --output train.jsonl",
-    "proxy pool export runs/train/pool.db train --step 1 --format parquet --output step-1.parquet",
+    "proxy pool account runs/pool.db train",
+    "proxy pool archive runs/pool.db train --older-than 20 --to runs/archive --drop",
+    "proxy pool export runs/pool.db train --format parquet --output train.parquet",
+    "proxy pool export runs/pool.db train --output train.jsonl",
+    "proxy pool export runs/pool.db train --step 1 --format parquet --output step-1.parquet",
 )
 
 YOUR_AGENT = """\
@@ -204,9 +229,9 @@ max_steps = 2
 
 
 def commands_of(page: str) -> list[str]:
-    """The commands in a page's plain code blocks, without the remarks beside them."""
+    """The commands in a page's plain code blocks, without the remarks beside them; lines that go on are joined."""
     commands, block = [], None
-    for line in (ROOT / page).read_text().splitlines():
+    for line in re.sub(r" \\\n\s*", " ", (ROOT / page).read_text()).splitlines():
         if line.startswith("```"):
             block = line[3:] or "plain" if block is None else None
         elif block == "plain" and COMMAND.match(line + " "):
@@ -231,6 +256,58 @@ def test_every_command_on_a_page_is_typed_by_a_story_or_has_its_reason() -> None
         "type it in a story, or say why not"
     )
     assert {*SERVING, *RUNNING, *TRAINING, *EXPORTING, *ELSEWHERE} - shown == set(), "no page shows this any more"
+
+
+def test_a_task_on_a_page_is_one_and_fails_an_agent_that_does_nothing(tmp_path: Path) -> None:
+    """Another exit status than 0 or 1 would be no verdict, so an idle agent would be masked and not get 0."""
+    lines = [line for page in PAGES for line in json_lines(page) if '"verifier"' in line]
+    assert len(lines) >= 5
+    for number, line in enumerate(lines):
+        home = tmp_path / str(number)
+        verifier = json.loads(line)["verifier"]
+        for directory in verifier.get("directories", {}).values():
+            (home / directory).mkdir(parents=True)
+        home.mkdir(exist_ok=True)
+        (home / "tasks.jsonl").write_text(line)
+        [task] = load_sources([str(home / "tasks.jsonl")]).mix.tasks
+        if task.verifier.command:
+            done = subprocess.run(["sh", "-c", task.verifier.command], cwd=home, capture_output=True, text=True)
+            assert done.returncode == 1, f"{task.verifier.command}\n{done.stderr}"
+
+
+def json_lines(page: str) -> list[str]:
+    """The lines of a page's JSON blocks that are JSON objects by themselves."""
+    blocks = re.findall(r"^```json\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    return [line for block in blocks for line in block.splitlines() if re.fullmatch(r"\{.*\}", line)]
+
+
+def test_the_table_of_the_readme_names_every_page() -> None:
+    table = "\n".join(re.findall(r"^\| (docs/.*?) \|", (ROOT / "README.md").read_text(), re.M))
+    assert [page.name for page in sorted((ROOT / "docs").glob("*.md")) if f"docs/{page.name}" not in table] == []
+
+
+def test_every_pool_in_a_command_is_one_that_a_page_makes() -> None:
+    named = {pool for page in PAGES for command in commands_of(page) for pool in re.findall(r"runs/\S+\.db", command)}
+    assert named == {
+        "runs/pool.db",  # of the README's proxy, which the training runs of all pages use
+        "runs/demo/pool.db",  # of `make demo`
+        "runs/run-tasks-native-threshold/pool.db",  # of a run that starts its own proxy
+        "runs/demonstrations.db",  # of `proxy pool import`
+    }
+
+
+def test_the_table_of_losses_has_the_kinds_and_the_defaults_of_the_code() -> None:
+    text = (ROOT / "docs/training.md").read_text().partition("## The loss")[2].partition("\n## ")[0]
+    loss, optimizer, config = Loss(), Optimizer(), Config(pool="p", run="r", model="m", output="o")
+    defaults = {
+        "loss.kind": loss.kind, "loss.cap": loss.bounds[1], "loss.floor": loss.bounds[0], "loss.norm": loss.norm,
+        "loss.advantage": loss.advantage, "loss.minibatches": loss.minibatches, "loss.epochs": loss.epochs,
+        "loss.kl": loss.kl, "optimizer.lr": optimizer.lr, "optimizer.clip": optimizer.clip,
+        "keep_checkpoints": config.keep_checkpoints,
+    }  # fmt: skip
+    shown = dict(re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", text, re.M))
+    assert {key: json.loads(shown.get(key, "null")) for key in defaults} == defaults
+    assert tuple(re.findall(r"^\| `([a-z0-9_]+)` \| [^`]", text, re.M)) == KINDS
 
 
 class Reader:
@@ -289,6 +366,11 @@ class Reader:
                 assert process.poll() is None, self.log(process)
                 time.sleep(0.2)
 
+    def rollout_of(self, run: str) -> str:
+        """The number of a run's first rollout."""
+        results = (self.home / "runs" / run / "results.jsonl").read_text().splitlines()
+        return str(json.loads(results[0])["rollout"])
+
     def leaves(self) -> None:
         for process in reversed(self._started):
             process.terminate()
@@ -332,7 +414,7 @@ def run_exists(pool: Path, name: str) -> bool:
 @pytest.mark.timeout(2400)
 def test_the_commands_that_run_tasks(reader: Reader) -> None:
     (reader.home / "tasks.jsonl").write_text(ALWAYS_PASSES)
-    install, first, process, watch, behaved, evaluate, own, many, *others = RUNNING
+    install, first, process, watch, behaved, evaluate, own, saw, again, difficulty, many, *others = RUNNING
     file, resume, look, afar, replay, did, did_afar, *rest = others
     reader.types(install)
     reader.types(first, ("-n 4", "-n 1"))
@@ -340,15 +422,19 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
     assert "first edit" in reader.types(behaved)
     reader.types(process)
     reader.types(evaluate)
-    reader.types(own, ('"your-agent"', f'"{reader.home}/bin/your-agent" --sandbox process --run-dir runs/own'))
+    reader.types(own, ("your-agent", f"{reader.home}/bin/your-agent"), ("--run-dir", "--sandbox process --run-dir"))
+    assert "first edit" in reader.types(saw)
+    reader.types(again, ("runs/train 17", f"runs/try {reader.rollout_of('try')}"))
+    reader.types(difficulty, ("-n 4", "-n 1"))
     reader.types(many, ("-n 8", "-n 1 --run-dir runs/many"))
     settings = block_of("docs/runs.md", "run.toml").replace("group_size = 8", "group_size = 1")
-    (reader.home / "run.toml").write_text(settings)
+    training = r"^(?:proxy|until_step|eval_tasks) = .*\n"  # no trainer feeds this story
+    (reader.home / "run.toml").write_text(re.sub(training, "", settings, flags=re.M))
     reader.types(file)
     reader.types(resume)
     reader.types(look)
     reader.types(afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
-    reader.types(replay, ("17", "1"))
+    reader.types(replay, ("17 --config runs/serve.toml", "1"))
     assert "first edit" in reader.types(did)
     reader.types(did_afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
     for command in rest:
@@ -359,7 +445,7 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
 @pytest.mark.timeout(1800)
 def test_the_commands_that_train_and_look(reader: Reader) -> None:
     (reader.home / "tasks.jsonl").write_text(REWARDS_THAT_DIFFER)
-    launch, work, again, logprobs, *inspects, sft, verify, show, replay, serve, without_file = TRAINING
+    launch, work, did, again, logprobs, *inspects, sft, verify, show, replay, serve, without_file = TRAINING
     settings = block_of("docs/cluster.md", "runs/train.toml").replace("steps = 100", "steps = 1")
     (reader.home / "runs" / "train.toml").write_text(reader.fill_in(settings) + "[batch]\ngroups = 1\n")
     config = ("train.toml", "runs/train.toml")
@@ -369,23 +455,20 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
         time.sleep(0.5)
     reader.types(work, ("-n 8", "-n 2"), ("100", "1"))
     assert trainer.wait() == 0, reader.log(trainer)
+    assert "first edit" in reader.types(did)
     reader.types(again, config)
     reader.types(without_file, ("--proxy", "--output runs/policy --steps 1 --proxy"))  # the same run, which is done
     # the new weights must have sampled something: rollouts that a reader's run would go on with
     reader.types("harness eval tasks.jsonl --agent opencode --proxy http://127.0.0.1:8000 --run-dir runs/after")
     reader.types(logprobs, ("train.toml", "runs/train.toml --run after"))
-    results = (reader.home / "runs" / "train" / "results.jsonl").read_text().splitlines()
-    rollout = str(json.loads(results[0])["rollout"])
+    rollout = reader.rollout_of("train")
     for inspect in inspects:
         reader.types(inspect, config, (" 12", " 1"), *([("345", rollout)] if "345" in inspect else []))
     assert (reader.home / "step.html").stat().st_size > 1000
     (reader.home / "warm.toml").write_text(WARM)
     reader.types(sft)
-    pool = ("runs/train/pool.db", "runs/pool.db")
-    reader.types(verify, pool)
-    reader.types(show, pool)
-    for export in EXPORTING:
-        reader.types(export, pool)
+    for command in (verify, show, *EXPORTING):
+        reader.types(command)
     assert (reader.home / "train.parquet").stat().st_size > 1000
     reader.starts(replay)
     reader.starts(serve, ("&", "--port 0"))

@@ -119,7 +119,25 @@ def samples(command: str) -> set[str]:
 
 def test_the_files_of_the_tutorial_on_models_can_be_read(tmp_path: Path) -> None:
     page = "docs/tutorials/model.md"
-    (tmp_path / "serve.toml").write_text(block_of(page, "serve.toml"))
-    assert load_proxy(tmp_path / "serve.toml").engine.port == 30000
-    (tmp_path / "train.toml").write_text(block_of(page, "train.toml"))
-    assert load_trainer(tmp_path / "train.toml", []).parallel.tensor == 4
+    (tmp_path / "serve.toml").write_text(block_of(page, "runs/serve.toml"))
+    serving = load_proxy(tmp_path / "serve.toml")
+    assert serving.engine.port == 30000 and serving.proxy.sandbox_socket  # without it only processes reach the proxy
+    (tmp_path / "train.toml").write_text(block_of(page, "runs/train.toml"))
+    training = load_trainer(tmp_path / "train.toml", [])
+    assert training.parallel.tensor == 4 and training.pool == serving.pool
+
+
+def test_the_files_of_the_three_machines_belong_together(tmp_path: Path) -> None:
+    for name in ("engine.toml", "serve.toml", "train.toml"):
+        (tmp_path / name).write_text(block_of("docs/cluster.md", name))
+    engine, serving = load_proxy(tmp_path / "engine.toml"), load_proxy(tmp_path / "serve.toml")
+    training = load_trainer(tmp_path / "train.toml", [])
+    assert (training.pool, training.push.engines) == (serving.pool, (serving.engine.url,))
+    assert engine.engine.model == serving.engine.model == training.model and serving.proxy.sandbox_socket
+
+
+def test_the_rule_against_edited_tests_can_be_read(tmp_path: Path) -> None:
+    rule = re.search(r"```toml\n(\[\[monitor.rule\]\]\n.*?)^```", (ROOT / "docs/tasks.md").read_text(), re.M | re.S)
+    assert rule
+    (tmp_path / "train.toml").write_text(f'pool = "p"\nrun = "r"\nmodel = "m"\noutput = "o"\n{rule[1]}')
+    assert [one.figure for one in load_trainer(tmp_path / "train.toml", []).monitor.rule] == ["events/test_edited"]

@@ -51,6 +51,7 @@ def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
     settings = load_settings([file(tmp_path / "run.toml", text)], {})
     assert [entry.held_out for entry in settings.agents] == [False, True] and settings.turns == 40
     assert settings.tokens == ((0, 4096), (50, 8192))
+    assert settings.agents[1].weight == 0 and settings.eval_tasks and settings.until_step
 
 
 def test_tasks_alone_are_enough(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def lines_of_the_page(number: int) -> str:
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Path]:
     """A directory with the pool that the page names: a run with a rollout that was rewarded and one that was not."""
-    pool = open_pool(str(tmp_path / "runs" / "train" / "pool.db"))
+    pool = open_pool(str(tmp_path / "runs" / "pool.db"))
     run = open_run(pool, "train", "train", {})
     finished_group(pool, run.id, [1.0, 0.0])
     pool.close()
@@ -175,7 +175,7 @@ def test_the_three_lines_of_the_page_read_a_pool(reader: Path) -> None:
 
 @pytest.mark.long
 def test_the_datasets_library_reads_a_pool(reader: Path) -> None:
-    lines = lines_of_the_page(1) + "print(dataset('runs/train/pool.db', 'again.arrow')[1]['tokens'])\n"
+    lines = lines_of_the_page(1) + "print(dataset('runs/pool.db', 'again.arrow')[1]['tokens'])\n"
     first, *said = ran(
         lines, reader, PYTHONPATH=str(environments.packages_beside_ours("datasets")), HF_HUB_OFFLINE="1"
     ).splitlines()
