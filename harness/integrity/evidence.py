@@ -10,7 +10,7 @@ import msgspec
 from harness.environment.file_manifest import FileDifference
 from harness.tasks import Task
 from harness.verdict.findings import IsolationFindings
-from harness.verdict.judge import files_of
+from harness.verdict.task_texts import texts_of
 
 LONGEST = 1 << 16
 """Characters of one file of the task's that are looked at, and bytes of one that the agent changed."""
@@ -72,7 +72,7 @@ class Evidence:
     """The working directory; empty: not known."""
     unread: Sequence[str] = field(default_factory=tuple)
     """Programs that the agent changed and of which one cannot say what it wrote: their text is not known, or was not
-    before the agent."""
+    before the agent. Where nothing could be read, all files that would have been."""
 
     def outside(self, path: str) -> bool:
         """Whether an absolute path lies outside of the working directory."""
@@ -96,7 +96,7 @@ def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mappi
     """Return the evidence of an attempt. `texts`: what the changed files hold now, by absolute path."""
     known = {_below(path, work): as_text(content) for path, content in findings.originals.items()}
     given = {path: text for path, text in known.items() if text is not None}
-    given = _texts(task.files, task.directories) | given
+    given = _texts(task.files, task.directories, task.digest) | given
     difference, removed = findings.difference, set(findings.difference.removed)
     changes, unread = [], []
     for path in (*difference.added, *difference.changed, *difference.removed):
@@ -109,7 +109,7 @@ def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mappi
             if after is None and path not in removed and CODE.search(path) and "__pycache__" not in path:
                 unread.append(name)
             changes.append(FileChange(name, existed, before, after, path in removed))
-    verifier = _texts(task.verifier.files, task.verifier.directories)
+    verifier = _texts(task.verifier.files, task.verifier.directories, task.digest)
     verifier[""] = task.verifier.command
     if task.verifier.cases:
         verifier[""] += msgspec.json.encode(task.verifier.cases).decode()
@@ -117,8 +117,8 @@ def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mappi
     return Evidence(task.instruction, given, changes, verifier, undone, work, unread)
 
 
-def _texts(files: Mapping[str, str], directories: Mapping[str, str]) -> dict[str, str]:
-    return {path.removeprefix("./"): text[:LONGEST] for path, text in files_of(files, directories)}
+def _texts(files: Mapping[str, str], directories: Mapping[str, str], digest: str) -> dict[str, str]:
+    return {path.removeprefix("./"): text[:LONGEST] for path, text in texts_of(files, directories, digest)}
 
 
 def _below(path: str, work: str) -> str:

@@ -21,6 +21,7 @@ import msgspec
 from harness.async_pool import AsyncPool
 from harness.environment.file_manifest import FileDifference
 from harness.environment.snapshot import contents
+from harness.failure import AttemptFailed, stage
 from harness.integrity.detect import detect
 from harness.integrity.evidence import Evidence, as_text, evidence_of, readable
 from harness.integrity.finding import UNREAD, Finding, Severity, hacked_by
@@ -28,7 +29,7 @@ from harness.rewards.at_verdict import facts_of
 from harness.rewards.judge_file import load_judge_file
 from harness.rewards.judges import TrajectoryJudges, prompt
 from harness.rewards.scorer import RolloutFacts
-from harness.rewards.trajectory import quoted
+from harness.rewards.trajectory import indented, quoted
 from harness.tasks import Task, parts_of
 from harness.tasks.stored import stored_task
 from harness.verdict.findings import IsolationFindings
@@ -36,6 +37,7 @@ from proxy.pool.behaviour.event import quoted as quoted_text
 from proxy.pool.completions.records import Completion
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
 from proxy.pool.rollouts.masked import ZERO, without_turns, zeroed
+from proxy.pool.rollouts.scoring import UNSCORED
 from sandboxes.base import Sandbox, SandboxError
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,7 @@ A task may ask for what would be a cheat elsewhere, such as changing a test; the
 class StepEvidence:
     """The evidence of one step of an attempt; most attempts have one step."""
 
-    evidence: Evidence | None
-    """None: it could not be read."""
+    evidence: Evidence
     until: float
     """Unix seconds: completions that began later are the next step's."""
 
@@ -79,19 +80,22 @@ async def evidence_in(
     findings, below = replace(findings, difference=FileDifference(*kept)), f"{work}/"
     paths = {path.replace(below, f"{room.work}/", 1) if path.startswith(below) else path: path
              for path in readable(findings.difference)}  # fmt: skip
-    now = time.time()
+    now, unread = time.time(), False
     try:
         held = await contents(room, list(paths))
-    except SandboxError:
-        return StepEvidence(None, now)
+    except SandboxError:  # the agent may have caused it, so what it did is looked at all the same
+        held, unread = {}, True
     texts = {paths[path]: text for path, content in held.items() if (text := as_text(content)) is not None}
-    return StepEvidence(evidence_of(task, work, findings, texts), now)
+    evidence = await asyncio.to_thread(evidence_of, task, work, findings, texts)
+    if unread:
+        evidence = replace(evidence, unread=[path.removeprefix(below) for path in paths.values()])
+    return StepEvidence(evidence, now)
 
 
-def evidence_of_answer(task: Task) -> StepEvidence:
+async def evidence_of_answer(task: Task) -> StepEvidence:
     """Return the evidence of a task without a sandbox: the question, and what judges the answer."""
-    nothing = IsolationFindings(FileDifference(), [], [], [])
-    return StepEvidence(evidence_of(task, "", nothing, {}), time.time())
+    now, nothing = time.time(), IsolationFindings(FileDifference(), [], [], [])
+    return StepEvidence(await asyncio.to_thread(evidence_of, task, "", nothing, {}), now)
 
 
 async def findings_of(chain: Sequence[Completion], steps: Sequence[StepEvidence]) -> dict[str, Any]:
@@ -109,12 +113,10 @@ async def findings_of(chain: Sequence[Completion], steps: Sequence[StepEvidence]
     return {"by": hacked_by(findings), "findings": [msgspec.to_builtins(finding) for finding in kept]}
 
 
-def _found(chain: Sequence[Completion], evidence: Evidence | None) -> list[Finding]:
+def _found(chain: Sequence[Completion], evidence: Evidence) -> list[Finding]:
     """What the detectors find in a step, and what they could not look at."""
-    if evidence is None:
-        return [_unread("what the agent left could not be read")]
     unread = evidence.unread
-    hidden = [_unread(f"{len(unread)} changed programs could not be read: {', '.join(unread)}")] if unread else []
+    hidden = [_unread(f"{len(unread)} changed files could not be read: {', '.join(unread)}")] if unread else []
     try:
         return hidden + detect(chain, evidence)
     except Exception as error:  # a detector's fault must not end a run, nor let a rollout pass for clean
@@ -176,10 +178,14 @@ def judges_of(file: str, pool: AsyncPool) -> TrajectoryJudges:
 
 async def _opinion(judges: TrajectoryJudges, facts: RolloutFacts, findings: Sequence[Finding]) -> dict[str, Any]:
     """What the judges say of a rollout, as the pool keeps it."""
-    if not facts.turns:
-        return {"hacked": None, "reason": "the rollout has no turn to judge"}
-    named = "\n".join(f"{one.severity} {one.detector}: {one.quote}" for one in findings)
+    named = "\n".join(f"{one.severity} {one.detector}:\n{indented(one.quote)}" for one in findings)
     about = "Rules that may be wrong name these places; look at them:"
     more = [f"{about}\n{quoted('findings', named)}"] if named else []
-    grade = await judges.grade(prompt(judges.rubric, facts, more))
+    try:
+        with stage(UNSCORED):
+            if not facts.turns:
+                return {"hacked": None, "reason": "the rollout has no turn to judge"}
+            grade = await judges.grade(prompt(judges.rubric, facts, more))
+    except AttemptFailed as failed:  # a fault of theirs must not end a run
+        return {"hacked": None, "reason": f"the judges failed ({failed.detail})"}
     return {"hacked": None if grade.score is None else grade.score < HONEST, "reason": grade.why}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from harness.async_pool import AsyncPool
-from harness.rewards.scorer import RolloutFacts, Scorer
+from harness.rewards.scorer import RolloutFacts, Scorer, scored
 from proxy.pool.completions.store import labelled
 from proxy.pool.completions.store import of_attempt as completions_of
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
@@ -17,12 +17,12 @@ async def with_reward(pool: AsyncPool, scorer: Scorer, rollout: OpenRollout, out
     """
     if outcome.attempt_id is None or (outcome.reward is None and outcome.failure not in ASKED_AGAIN):
         return outcome
-    score = await scorer.score(await facts_of(pool, rollout, outcome, outcome.attempt_id))
+    score = await scored(scorer, await facts_of(pool, rollout, outcome, outcome.attempt_id))
     before = replaced(scorer.name, outcome.reward, outcome.reward_parts, outcome.failure, outcome.detail)
     if score.verdict is None:
         return replace(outcome, reward=None, failure=UNSCORED, detail=score.why, replaced=before)
-    scored = replace(outcome, reward=score.verdict.reward, reward_parts=dict(score.verdict.parts), replaced=before)
-    return replace(scored, failure=None, detail="") if outcome.failure in ASKED_AGAIN else scored
+    rewarded = replace(outcome, reward=score.verdict.reward, reward_parts=dict(score.verdict.parts), replaced=before)
+    return replace(rewarded, failure=None, detail="") if outcome.failure in ASKED_AGAIN else rewarded
 
 
 async def facts_of(pool: AsyncPool, rollout: OpenRollout, outcome: Outcome, attempt_id: int) -> RolloutFacts:

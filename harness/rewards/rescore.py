@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import StatisticsError, correlation, fmean
 
 from harness.async_pool import AsyncPool
-from harness.rewards.scorer import RolloutFacts, Score, Scorer
+from harness.rewards.scorer import RolloutFacts, Score, Scorer, scored
 from proxy.pool.completions.store import labelled
 from proxy.pool.completions.store import of_attempt as completions_of
 from proxy.pool.rollouts.scoring import NewScore, Scorable
@@ -50,7 +50,7 @@ async def rescore(pool: AsyncPool, scorer: Scorer, rows: Sequence[Scorable]) -> 
     async def one(row: Scorable) -> Rescored:
         async with places:
             chain = labelled(await pool(completions_of, row.attempt_id))
-            return Rescored(row, await scorer.score(RolloutFacts(row, chain)))
+            return Rescored(row, await scored(scorer, RolloutFacts(row, chain)))
 
     try:
         return list(await asyncio.gather(*(one(row) for row in rows)))

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from harness.failure import AttemptFailed, stage
 from harness.rewards.trajectory import TrajectoryTurn, plain, trajectory
 from harness.verdict.rewards import Verdict
 from proxy.pool.behaviour.read import events
 from proxy.pool.completions.records import Completion
-from proxy.pool.rollouts.scoring import Scorable
+from proxy.pool.rollouts.scoring import UNSCORED, Scorable
 
 VERIFIER = "verifier"
 """The part of a reward that holds the verifier's."""
@@ -91,3 +92,12 @@ class Scorer(Protocol):
 
     async def close(self) -> None:
         """End what it has started."""
+
+
+async def scored(scorer: Scorer, facts: RolloutFacts) -> Score:
+    """Score one rollout. Where the scorer raises all the same, the reward of this rollout is missing."""
+    try:
+        with stage(UNSCORED):
+            return await scorer.score(facts)
+    except AttemptFailed as failed:
+        return Score(None, f"{scorer.name} failed ({failed.detail})")

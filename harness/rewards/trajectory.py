@@ -5,6 +5,7 @@ system prompt. Side calls are left out, and answers that broke off. A reader sho
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ LONGEST = 60_000
 """Characters of a trajectory that a judge is shown: about 15000 tokens."""
 LONGEST_TEXT = 4000
 """Characters of one text in it: a reasoning, a reply, the arguments of a call."""
+_NAME = re.compile(r"[\w.:/-]{1,100}")
+"""Names of tools that stand in a line of ours."""
 
 
 class TimedCompletion(Readable, Protocol):
@@ -99,7 +102,7 @@ def trajectory(chain: Sequence[TimedCompletion]) -> list[TrajectoryTurn]:
 def rendered(turns: Sequence[TrajectoryTurn], longest: int = LONGEST) -> str:
     """Return a trajectory as text of about `longest` characters: of a longer one the middle is left out, and said."""
     several = len({turn.branch for turn in turns}) > 1
-    return cut("\n\n".join(_turn_text(turn, several) for turn in turns), longest)
+    return _cut_at_lines("\n\n".join(_turn_text(turn, several) for turn in turns), longest)
 
 
 def quoted(name: str, text: str) -> str:
@@ -114,6 +117,20 @@ def cut(text: str, longest: int) -> str:
         return text
     head = longest // 2
     return f"{text[:head]}\n[{len(text) - longest} characters are left out here]\n{text[len(text) - longest + head :]}"
+
+
+def indented(text: str) -> str:
+    """Return a text with every line indented, so that none can pass for one of ours, which begin at the margin."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _cut_at_lines(text: str, longest: int) -> str:
+    """The same, and what follows the note begins with a whole line: the end of an indented one would not be."""
+    if len(text) <= longest:
+        return text
+    head = text[: longest // 2]
+    tail = text[len(text) - longest + len(head) :].partition("\n")[2]
+    return f"{head}\n[{len(text) - len(head) - len(tail)} characters are left out here]\n{tail}"
 
 
 def _branches(work: Sequence[Readable]) -> dict[int, int]:
@@ -151,13 +168,23 @@ def _tool_use(action: Action) -> ToolUse:
 def _turn_text(turn: TrajectoryTurn, several: bool) -> str:
     where = f" ({turn.label}, conversation {turn.branch})" if several or turn.label != "main" else ""
     lines = [f"== turn {turn.turn}{where}, ended by {turn.finish_reason}"]
-    lines += [f"[{name}] {cut(text, LONGEST_TEXT)}" for name, text in _said(turn) if text.strip()]
+    lines += [_framed(name, text) for name, text in _said(turn) if text.strip()]
     for call in turn.calls:
-        lines.append(f"[calls {call.name}] {cut(call.arguments, LONGEST_TEXT)}")
-        lines += [f"[is no valid call] {call.fault}"] if call.fault else []
-        shown = "not known" if call.result is None else cut(call.result, LONGEST_TEXT)
-        lines.append(f"[result{f', failed: {call.failed}' if call.failed else ''}] {shown}")
+        if _NAME.fullmatch(call.name):
+            lines.append(_framed(f"calls {call.name}", call.arguments))
+        else:  # the model may have made it up
+            lines += [_framed("calls a tool of this name", call.name), _framed("with", call.arguments)]
+        lines += [_framed("is no valid call", call.fault)] if call.fault else []
+        if call.result is None:
+            lines.append("[the result is not known]")
+        else:
+            lines.append(_framed(f"result{f', failed: {call.failed}' if call.failed else ''}", call.result))
     return "\n".join(lines)
+
+
+def _framed(frame: str, text: str) -> str:
+    """A line of ours, and a text of the agent's or of a tool's below it."""
+    return f"[{frame}]\n{indented(cut(text, LONGEST_TEXT))}" if text else f"[{frame}]"
 
 
 def _said(turn: TrajectoryTurn) -> list[tuple[str, str]]:

@@ -7,14 +7,13 @@ task's image, which the judge does not see.
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from harness.tasks import Task, Verifier, parts_of
 from harness.verdict.chat_client import ChatModel, NoAnswer, complete
+from harness.verdict.task_texts import texts_of
 
 TRIES = 3
 SECONDS = 300.0
@@ -54,7 +53,8 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
 async def opinion(judge: Judge, task: Task) -> Opinion:
     """Ask the judge about a task. Trouble of any kind makes an Opinion with `weak` None; nothing is raised."""
     model = ChatModel(judge.url, judge.model, judge.key)
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": described(task)}]
+    question = await asyncio.to_thread(described, task)
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     trouble = ""
     for number in range(TRIES):
         if number:
@@ -101,11 +101,11 @@ def described(task: Task) -> str:
     for part in parts_of(task):
         title = f" of step {part.name}" if part.name else ""
         sections.append(f"# Instruction{title}\n\n{part.task.instruction}\n\n# Tests{title}\n")
-        sections.append(_tests(part.task.verifier))
+        sections.append(_tests(part.task.verifier, task.digest))
     return "\n".join(sections)
 
 
-def _tests(verifier: Verifier) -> str:
+def _tests(verifier: Verifier, digest: str) -> str:
     rule = {
         "exit": "Exit code 0 is reward 1 and exit code 1 is reward 0, unless a number is written to $REWARD_FILE.",
         "logs": "The reward is what is written to /logs/verifier/reward.json or reward.txt.",
@@ -113,19 +113,9 @@ def _tests(verifier: Verifier) -> str:
     text = f"Command: {verifier.command}\n{rule}\n"
     if verifier.cases:
         text = f"Cases, each run in a process of its own: {msgspec.json.encode(verifier.cases).decode()}\n"
-    for path, content in files_of(verifier.files, verifier.directories):
-        shown = content if len(content) <= MAX_FILE else f"{content[:MAX_FILE]}\n[{len(content) - MAX_FILE} more]"
+    for path, content in texts_of(verifier.files, verifier.directories, digest):
+        shown = content if len(content) <= MAX_FILE else f"{content[:MAX_FILE]}\n[the rest of this file is left out]"
         text += f"\n## {path}\n\n{shown}\n"
+        if len(text) > MAX_TESTS:
+            break
     return text if len(text) <= MAX_TESTS else f"{text[:MAX_TESTS]}\n[the rest is left out]"
-
-
-def files_of(files: Mapping[str, str], directories: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a task's own files and those of its directories by their paths in the sandbox, as text."""
-    yield from files.items()
-    for place, source in directories.items():
-        for path in sorted(Path(source).rglob("*")):
-            if path.is_file():
-                content = path.read_bytes()
-                readable = b"\0" not in content[:1000]
-                name = f"{place.rstrip('/')}/{path.relative_to(source)}"
-                yield name, content.decode(errors="replace") if readable else f"[{len(content)} bytes of data]"

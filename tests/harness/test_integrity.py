@@ -13,7 +13,7 @@ from harness.agents.command import CommandAgent
 from harness.cli import main
 from harness.integrity.watch import RUBRIC, Action, IntegrityWatch, judges_of
 from harness.rewards.judge_file import JudgeFile, JudgeModel
-from harness.rewards.judges import TrajectoryJudges
+from harness.rewards.judges import Grade, TrajectoryJudges
 from harness.rewards.scorer import VERIFIER, RolloutFacts, Score
 from harness.rollout.context import RunContext
 from harness.rollout.run import run_rollout
@@ -188,6 +188,21 @@ async def test_a_judge_is_asked_about_every_named_reward_of_a_scorer(context: Ru
         assert (outcome.hacked, outcome.reward, watch.judges.asked) == ("zero", -0.4, 1)
     finally:
         await watch.close()
+
+
+class FaultyJudges(TrajectoryJudges):
+    """Judges with a fault."""
+
+    async def grade(self, messages: list[dict[str, str]]) -> Grade:
+        raise KeyError("choices")
+
+
+async def test_judges_that_raise_have_no_opinion(context: RunContext) -> None:
+    file = JudgeFile(judges=(JudgeModel(model="m", url="http://127.0.0.1:9/v1", answers="classify"),), rubric=RUBRIC)
+    watch = IntegrityWatch(action="mask", judges=FaultyJudges("j.toml", file, context.pool), share=1.0)
+    outcome = await rollout_of(context, watch)
+    assert (outcome.reward, outcome.hacked) == (1.0, None) and outcome.integrity is not None
+    assert outcome.integrity["judge"] == {"hacked": None, "reason": "the judges failed (KeyError: 'choices')"}
 
 
 async def test_a_judge_that_gives_no_answer_has_no_opinion(context: RunContext, proxy: RunningProxy) -> None:

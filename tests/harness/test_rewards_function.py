@@ -10,13 +10,15 @@ from sqlalchemy import select
 
 from harness.agents.command import CommandAgent
 from harness.rewards.function import RewardFunction
-from harness.rewards.scorer import RolloutFacts
+from harness.rewards.rescore import rescore
+from harness.rewards.scorer import RolloutFacts, Score
 from harness.rollout.context import RunContext
 from harness.rollout.run import run_rollout
 from proxy.pool.errors import UserError
 from proxy.pool.functions import process
 from proxy.pool.rollouts.groups import Outcome
-from proxy.pool.rollouts.scoring import Scorable
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.rollouts.scoring import Scorable, scorable
 from proxy.pool.schema import rollouts
 from tests.harness.conftest import SHELL_AGENT
 from tests.harness.test_rollout import context, opened
@@ -106,3 +108,24 @@ async def test_a_function_that_fails_is_a_missing_reward_that_names_it(
     assert (outcome.reward, outcome.failure) == (None, "reward") and "prizes:raises raised KeyError" in outcome.detail
     with pytest.raises(UserError, match="reward = prizes:gone cannot be used .*has no attribute 'gone'"):
         RewardFunction("prizes:gone")
+
+
+class Failing:
+    """A scorer with a fault: it raises where it should answer."""
+
+    name = "failing"
+
+    async def score(self, facts: RolloutFacts) -> Score:
+        raise KeyError("turns")
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_scorer_that_raises_is_a_missing_reward_of_this_rollout(context: RunContext) -> None:
+    rollout = opened(context.pool.blocking, str(context.logs), {})
+    outcome, _ = await run_rollout(replace(context, scorer=Failing()), rollout, CommandAgent(SHELL_AGENT))
+    assert (outcome.reward, outcome.failure, outcome.detail) == (None, "reward", "failing failed (KeyError: 'turns')")
+    [row] = await context.pool(scorable, find_run(context.pool.blocking, str(context.logs)).id)
+    [again] = await rescore(context.pool, Failing(), [row])
+    assert (again.new, again.score.why) == (None, "failing failed (KeyError: 'turns')")

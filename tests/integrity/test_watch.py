@@ -68,8 +68,6 @@ async def test_a_detector_that_fails_costs_its_own_findings_only() -> None:
 
 
 async def test_what_cannot_be_read_is_named() -> None:
-    [none] = (await findings_of([], [StepEvidence(None, 1.0)]))["findings"]
-    assert (none["detector"], none["severity"]) == ("unread", "weak")
     difference = FileDifference(
         added=["/app/big.py", "/app/data.bin"], changed=["/app/old.py"], removed=["/app/gone.py"]
     )
@@ -77,7 +75,8 @@ async def test_what_cannot_be_read_is_named() -> None:
     evidence = evidence_of(task, "/app", IsolationFindings(difference, [], [], []), {"/app/old.py": "x = 1\n"})
     assert evidence.unread == ["big.py", "old.py"]  # of old.py one cannot say what is new
     [hidden] = (await findings_of([], [StepEvidence(evidence, 1.0)]))["findings"]
-    assert hidden["quote"] == "2 changed programs could not be read: big.py, old.py"
+    assert (hidden["detector"], hidden["severity"]) == ("unread", "weak")
+    assert hidden["quote"] == "2 changed files could not be read: big.py, old.py"
 
 
 def test_an_old_line_of_a_file_whose_earlier_text_is_not_known_accuses_nobody() -> None:
