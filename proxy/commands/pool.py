@@ -35,13 +35,13 @@ def add_commands(pool: argparse.ArgumentParser) -> None:
         command.set_defaults(run=run)
         return command
 
-    verify_all = add("verify", "read every token path against its checksum", "runs/train/pool.db", _verify)
-    one = add("show", "print an attempt as a tree", "runs/train/pool.db 1", _show)
-    example = "runs/train/pool.db train --output train.jsonl"
+    verify_all = add("verify", "read every token path against its checksum", "runs/pool.db", _verify)
+    one = add("show", "print an attempt as a tree", "runs/pool.db 1", _show)
+    example = "runs/pool.db train --output train.jsonl"
     run = add("export", "write a run's completions to a file", example, _export)
     text = "print who got keys, whose keys were refused, and administrators' calls"
-    events = add("events", text, "runs/train/pool.db", _events)
-    balance = add("account", "say of every sampled token of a run where it is", "runs/train/pool.db train", _account)
+    events = add("events", text, "runs/pool.db", _events)
+    balance = add("account", "say of every sampled token of a run where it is", "runs/pool.db train", _account)
     example = "pool.db train --older-than 20 --to archive"
     archived = add("archive", "move the rollouts of old train steps to a file", example, _archive)
     example = "pool.db shown traces --model runs/tiny"

@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": F
 HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3}
 PATIENCE = 400
 """Seconds; a cluster on a busy machine is slow to start its workers."""
-SLOW = f"{SHELL_AGENT}; setsid sleep 600 & sleep 3"
+SLOW = f"{SHELL_AGENT}; setsid sleep 600 & sleep 10"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Recorded rollouts as data: Python objects, Arrow record batches, Hugging Face datasets (docs/pool.md). Writes no row.
 
 from proxy.pool.read import RolloutFilter, rollouts
-for rollout in rollouts("runs/train/pool.db", RolloutFilter(run="train")):
+for rollout in rollouts("runs/pool.db", RolloutFilter(run="train")):
     print(rollout.task, rollout.reward, [len(item.tokens) for item in rollout.completions])
 """
 
