@@ -20,8 +20,8 @@ Mode = Literal["no-network", "public", "allowlist"]
 MAIN = "main"
 """Harbor's name for the container of the agent; the others are services."""
 UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
-Name = Annotated[str, msgspec.Meta(pattern=f"^{SERVICE_NAME}$")]
-STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+Name = Annotated[str, msgspec.Meta(pattern=rf"^{SERVICE_NAME}\Z")]
+STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 TEMPLATE = re.compile(r"\$\{(\w{1,200})(?::-([^}]{0,10000}))?\}")
 """Bounded: many openings without an end would each search the whole text."""
 

@@ -49,7 +49,7 @@ class TaskImage(Strict, frozen=True, kw_only=True):
 class TaskService(Strict, frozen=True, kw_only=True):
     """A service beside the sandbox in the same network, for example a database."""
 
-    name: Annotated[str, msgspec.Meta(pattern=f"^{SERVICE_NAME}$")]
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{SERVICE_NAME}\Z")]
     """Host name of the service inside the sandbox."""
     image: TaskImage
     command: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class TaskService(Strict, frozen=True, kw_only=True):
 class McpServer(Strict, frozen=True, kw_only=True):
     """A server whose tools the agent gets (Model Context Protocol). It has a command or a URL."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")]
     """Agents put it before the names of the server's tools."""
     command: tuple[Text, ...] = ()
     """Program and arguments. The agent starts it in its sandbox and speaks over its standard input and output."""
@@ -109,7 +109,7 @@ class Case(Strict, frozen=True, kw_only=True):
     output: str | None = None
     """What it must print. None: anything."""
     exit_code: int = 0
-    call: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")] = ""
+    call: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z")] = ""
     """Instead of a command: MODULE:FUNCTION of the working directory, called by python3."""
     args: list[Any] = []
     returns: Any = None

@@ -6,6 +6,7 @@ Sub-agents and compaction are live for opencode and codex. Most cases are long; 
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,16 @@ def test_an_agent_is_started_with_a_tasks_mcp_servers(name: str) -> None:
         words = "".join(told.files.values())
         assert "count.py" in words and "http://words:80/mcp" in words
     assert "count.py" not in str(plain) and "MCP_FILE" not in plain.command
+
+
+def test_codex_reads_any_text_of_a_server() -> None:
+    """TOML has no surrogate pairs, and takes no control character as it is, also not the one that JSON takes."""
+    need_agent("codex")
+    odd = '\U0001f980 \u00e9 \x7f \x01 \n " \\'
+    server = McpServer(name="odd", command=("sh", "-c", odd), env={"ODD": odd})
+    launch = INSTALLED["codex"].launch(ENDPOINT, bundle_at("/agents", "codex"), (server,))
+    told = tomllib.loads(launch.files["~/.codex/config.toml"])["mcp_servers"]["odd"]
+    assert (told["args"], told["env"]) == (["-c", odd], {"ODD": odd})
 
 
 def test_the_common_form_has_programs_and_addresses() -> None:

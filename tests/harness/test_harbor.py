@@ -191,10 +191,12 @@ OF_DB = 'artifacts = [{source = "/d", service = "db"}]\n[verifier]\nenvironment_
         ("[agent]\ntimeout_sec = -1", "agent.timeout_sec = -1: expected `float` > 0"),
         ('[environment]\nmemory = "much"', "environment.memory: 'much' is no size"),
         ("[[steps]]\nname = '../x'", "steps[0].name = '../x': "),
+        ('[[steps]]\nname = "x\\n"', "steps[0].name = 'x\\n': "),
         ("[[steps]]\nname = 'x'", "steps/x/instruction.md cannot be read"),
         (OF_DB, "verifier.artifacts[1].path: 'db' is no service of the task; it has none"),
         (OF_DB.replace("/d", "d"), "artifacts: 'd' of the service 'db' is no absolute path"),
         (OF_DB.replace('"db"', '"../db"'), "artifacts[0].service"),
+        (OF_DB.replace('"db"', '"db\\n"'), "artifacts[0].service"),
         ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "verifier.collect[0].service: 'db' is no service"),
     ],
 )

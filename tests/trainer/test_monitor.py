@@ -201,6 +201,7 @@ def test_a_batch_that_was_set_aside_does_not_go_on_as_training(monkeypatch: pyte
             r"cannot drop task by reward_mean, which no rollout has by itself \(trend = ratio\)",
         ),
         ({"figure": "loss", "above": 1, "name": "a: b"}, "name = 'a: b'"),
+        ({"figure": "loss", "above": 1, "name": "a\n"}, "name = 'a"),
     ],
 )
 def test_rules_that_cannot_be_are_refused(rule: dict[str, Any], sentence: str) -> None:

@@ -48,7 +48,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recorded before labels existed, are learned from. Applies to imitation too."""
     max_tokens: Annotated[int, msgspec.Meta(ge=2)] = 32_768
     """Tokens of one micro-batch; this bounds memory. Completions whose paths are longer are not trained."""
-    function: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")] = ""
+    function: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z")] = ""
     """Your function that drops and weighs the rollouts of each batch, as package.module:function (docs/training.md, "A
     function of your own"). Empty: none."""
     patience_seconds: Seconds = 3600.0

@@ -54,7 +54,7 @@ OWN_LENGTHS = ("positive_length_", "negative_length_")
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table [[monitor.rule]]: a bound of a figure, and what is done when steps in a row break it."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
     """Its name in metrics, messages and reasons (`monitor: NAME`). That of a rule that every run has replaces that one.
     """
     figure: str

@@ -36,7 +36,7 @@ class Codex(FromRegistry):
 
 
 def _config(endpoint: Endpoint, servers: Sequence[McpServer]) -> str:
-    """The configuration as TOML. JSON strings, numbers and booleans are valid TOML too."""
+    """The configuration as TOML."""
     settings = {
         "model": endpoint.model,
         "model_provider": PROVIDER,
@@ -56,4 +56,9 @@ def _config(endpoint: Endpoint, servers: Sequence[McpServer]) -> str:
         limits = {"startup_timeout_sec": mcp_forms.SECONDS, "tool_timeout_sec": mcp_forms.SECONDS}
         variables = {f"env.{key}": value for key, value in server.pop("env", {}).items()}
         settings |= {f"mcp_servers.{name}.{key}": value for key, value in (server | variables | limits).items()}
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items())
+
+
+def _toml(value: str | int | bool | list[str]) -> str:
+    """A value as TOML: as JSON, without its surrogate pairs, and with the one control character that JSON leaves."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
