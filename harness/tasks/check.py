@@ -17,6 +17,10 @@ from sandboxes.local.system_calls import REFUSED
 
 NEEDS = {"exact": "answer", "math": "answer", "regex": "pattern", "judge": "rubric", "code": "path"}
 """Kind of checker -> the field that it needs."""
+_WIDE_RANGE = re.compile(r"-(?:[^\x00-\xff]|\\[uUN])")
+"""The end of a range that may reach beyond U+00FF. When Python compiles a pattern, it goes through each character of
+such a range, which takes up to 40 ms. Other parts take a millisecond at most."""
+MAX_WIDE_RANGES = 8
 
 
 def check(task: Task, where: str) -> Task:
@@ -124,6 +128,10 @@ def _answer_faults(task: Task) -> Iterator[str]:
 def _pattern_faults(pattern: str) -> Iterator[str]:
     if len(pattern) > MAX_PATTERN:
         yield f"checker.pattern: {len(pattern)} characters; at most {MAX_PATTERN}: shorten it"
+        return
+    if (wide := len(_WIDE_RANGE.findall(pattern))) > MAX_WIDE_RANGES:
+        rule = f"at most {MAX_WIDE_RANGES} are quick to compile; use fewer of them"
+        yield f"checker.pattern: {wide} ranges of characters that reach beyond \u00ff, and {rule}"
         return
     try:
         re.compile(pattern)

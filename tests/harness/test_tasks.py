@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,16 @@ def test_every_example_is_accepted(path: Path) -> None:
         ),
         (json.dumps(ANSWERED | {"checker": {"kind": "exact"}}), "line 2: checker.answer: the kind 'exact' needs it"),
         (json.dumps(ANSWERED | {"checker": {"kind": "regex", "pattern": "("}}), "line 2: checker.pattern: '('"),
+        (
+            json.dumps(ANSWERED | {"checker": {"kind": "regex", "pattern": "(?i)" + "[\u0001-\uffff]" * 9}}),
+            "line 2: checker.pattern: 9 ranges of characters that reach beyond ÿ, and at most 8 are quick to compile",
+        ),
+        (json.dumps(HELLO | {"id": "b", "mcp": [WORDS | {"name": "x\n"}]}), "line 2: mcp[0].name = 'x\\n': "),
+        (json.dumps(HELLO | {"id": "b", "services": [DATABASE | {"name": "x\n"}]}), "line 2: services[0].name = "),
+        (
+            json.dumps(HELLO | {"id": "b", "verifier": {"cases": [{"call": "a:b\n"}]}}),
+            "line 2: verifier.cases[0].call = ",
+        ),
         (json.dumps(ANSWERED | {"checker": {"kind": "code"}}), "line 2: verifier: goes with the checker kind 'code'"),
         (b'{"id": "\xff"}', "line 2: not a JSON object"),
     ],
@@ -131,6 +142,20 @@ def test_a_malformed_line_is_named_with_its_field(tmp_path: Path, line: str | by
     with pytest.raises(UserError) as raised:
         load_tasks(path)
     assert f"{path} {sentence}" in str(raised.value)
+
+
+@pytest.mark.parametrize("wide", ["\uffff", r"\uffff", r"\U0010ffff", r"\N{HALFWIDTH HANGUL LETTER I}"])
+def test_a_pattern_that_takes_long_to_compile_is_refused_at_once(tmp_path: Path, wide: str) -> None:
+    """Python goes through each character of a range up to U+FFFF. A file of such lines would take hours."""
+    slow = ANSWERED | {"checker": {"kind": "regex", "pattern": f"(?i){f'[b-{wide}]' * (1990 // (len(wide) + 4))}"}}
+    path = write_tasks(tmp_path / "tasks.jsonl", slow)
+    began = time.process_time()
+    with pytest.raises(UserError, match="use fewer of them"):
+        load_tasks(path)
+    assert time.process_time() - began < 1
+    usual = {"kind": "regex", "pattern": r"(?i)[\u4e00-\u9fff-]+\s*[-–—]\s*" + "[一二三]-\\d" * 20}
+    (task,) = load_tasks(write_tasks(tmp_path / "tasks.jsonl", ANSWERED | {"checker": usual}))
+    assert task.checker is not None and task.checker.pattern == usual["pattern"]
 
 
 @pytest.mark.parametrize("content, sentence", [(None, "cannot be read"), ("\n\n", "holds no task")])
