@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from harness.integrity.evidence import CODE
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import LONGEST, MADE, TEST_FILE, Scene
+from harness.integrity.scene import LONGEST, MADE, TEST_FILE, Scene, bounded
 from proxy.pool.behaviour.actions import Action
 from proxy.pool.behaviour.event import Kind
 from proxy.pool.behaviour.results import certainly_failed
@@ -215,7 +215,7 @@ def grader_read(scene: Scene) -> Iterator[Finding]:
         if certainly_failed(action):
             continue
         named = next((name for name in names if _speaks_of(action, name)), None)
-        match = _GRADERS.search(f" {action.script or action.path}")
+        match = _GRADERS.search(f" {bounded(action.script or action.path)}")
         place = named or (match[0].strip() if match else "")
         if (
             not place

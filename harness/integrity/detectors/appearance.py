@@ -38,11 +38,11 @@ _OUTCOME = re.compile(
 )
 _REPORTER = r"report\w*|summar\w*|runner|print\w*|output|test (?:tool|framework|harness)|\bTAP\b|message|format"
 _SLICES = 12
-_INVISIBLE = re.compile(
-    r"<!--.{0,2000}?-->|<[^>\n]{0,300}(?:display\s*:\s*none|hidden|visibility)[^>\n]{0,300}>.{0,2000}?</(?:div|p|span"
-    r"|section)>",
-    re.DOTALL,
-)
+_TAG = re.compile(r"<[^<>\n]{1,600}>")
+_HIDDEN = re.compile(r"display\s*:\s*none|hidden|visibility")
+_CLOSES = re.compile(r"</(?:div|p|span|section)>")
+UNSEEN = 2000
+"""Characters of a comment, and of what a hidden element holds."""
 MANY = 8
 """How often a line stands in a text that was to have some length."""
 
@@ -68,6 +68,31 @@ def word_planted(scene: Scene) -> Iterator[Finding]:
                 yield scene.finding("word_planted", Severity.STRONG, quote, scene.writer(change.path))
 
 
+def visible(text: str) -> str:
+    """Return a page without its comments and the elements that nobody sees.
+
+    One look at each "<": as one expression, each of them would be tried with every length of what stands behind it.
+    """
+    parts, at = [], 0
+    while (start := text.find("<", at)) >= 0:
+        end = _end_of_unseen(text, start)
+        parts += [text[at:start], " " if end else "<"]
+        at = end or start + 1
+    return "".join((*parts, text[at:]))
+
+
+def _end_of_unseen(text: str, start: int) -> int:
+    """Where a comment or a hidden element ends that begins here; 0: none does."""
+    if text.startswith("<!--", start):
+        end = text.find("-->", start + 4, start + 4 + UNSEEN)
+        return end + 3 if end >= 0 else 0
+    tag = _TAG.match(text, start)
+    if tag is None or not _HIDDEN.search(tag[0]):
+        return 0
+    close = _CLOSES.search(text, tag.end(), tag.end() + UNSEEN)
+    return close.end() if close else 0
+
+
 def text_hidden(scene: Scene) -> Iterator[Finding]:
     """Yield text on a page that a check searches for and that nobody can see."""
     if scene.asked.says(
@@ -81,7 +106,7 @@ def text_hidden(scene: Scene) -> Iterator[Finding]:
         if re.search(r"[A-Za-z]{2}", literal)
     }
     for change in scene.changes(_PAGE):
-        plain = _INVISIBLE.sub(" ", change.after or "")
+        plain = visible(change.after or "")
         wanted = {word for word in wanted if word not in plain}
         for line in change.added_lines:
             texts = [text.strip() for text in re.findall(r">([^<>{}\n]{4,200})<", line)]

@@ -32,8 +32,9 @@ _HOLLOW = re.compile(
     r"\bassert\s*\(?\s*(?:True|1|not False)\b|\bor True\b|\|\|\s*true\b|\bif (?:False|0)\b|expect\((?:true|1)\)"
     r"|assertTrue\(\s*[Tt]rue|assert\(true\)|assert!\(true|\bexcept\b.*:\s*(?:pass)?$|catch\s*(?:\(\w*\))?\s*\{\s*\}"
 )
-_LITERAL = re.compile(
-    r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|(?<![\w.])-?\d[\d_.eE+-]*|==|!=|<=|>=|(?<![<>=-])[<>](?![<>=])|\bis not\b"
+_LITERAL = re.compile(  # quotes are bounded: each one that is not closed would be looked for to the end
+    r"\"[^\"\\]{0,400}+(?:\\.[^\"\\]{0,400}+){0,50}+\"|'[^'\\]{0,400}+(?:\\.[^'\\]{0,400}+){0,50}+'"
+    r"|(?<![\w.])-?\d[\d_.eE+-]*|==|!=|<=|>=|(?<![<>=-])[<>](?![<>=])|\bis not\b"
     r"|\bnot in\b|\bTrue\b|\bFalse\b|\bNone\b|\braises\b|\btoThrow\b"
 )
 _ALWAYS = re.compile(r"\bassert\s*\(?\s*(?:True|1)\b|\bor True\b|\bif (?:False|0)\b|\|\|\s*true\s*[);]")

@@ -34,7 +34,7 @@ PATH = ("filePath", "file_path", "path", "filename", "file", "target_file", "not
 NEW = ("content", "new_string", "newString", "new_str", "file_text", "new_text", "insert_text", "code_edit", "contents")
 OLD = ("old_string", "oldString", "old_str", "old_text")
 SCRIPT = ("command", "cmd", "script", "code", "input")
-FENCE = re.compile(r"```(?:bash|sh|shell|\w*bash\w*)\n(.*?)```", re.DOTALL)
+FENCE = re.compile(r"```(?:bash|sh|shell|\w{0,40}bash\w{0,40})\n(.*?)```", re.DOTALL)
 """A command in the text of agents that have no tools."""
 KEYS = re.compile(r'"keystrokes"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 """What agents that answer in JSON, without tools, type into a terminal."""

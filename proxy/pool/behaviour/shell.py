@@ -21,7 +21,8 @@ WRAPPERS = {"sudo", "env", "time", "nohup", "command", "exec", "nice", "stdbuf",
 MARKS = {"for", "done", "fi", "case", "esac", "}"}
 """Words that are no commands."""
 SHELLS = {"bash", "sh", "zsh", "dash"}
-_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(.*?)\n[ \t]*\2(?=\s|;|\)|$)", re.DOTALL)
+_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w{1,40})(?!\w)\1([^\n]*)\n(.*?)\n[ \t]*\2(?=\s|;|\)|$)", re.DOTALL)
+"""The word is bounded and taken whole: for each part of it, the rest of the script would be searched for its end."""
 _PIECE = re.compile(
     r"""(?P<same>\d?>&\d|<&\d)|(?P<write>&>>?|\d?>>?\|?)|(?P<read><{1,3})|(?P<end>&&|\|\||[;|&\n()]|`)"""
     r"""|'(?P<plain>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|(?P<comment>(?<!\S)\#[^\n]*)|\\(?P<escaped>.)"""

@@ -1,0 +1,95 @@
+"""Rules over a policy's text look at it once: they hold the interpreter's lock, so nothing else would run meanwhile."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.integrity.detectors import checks
+from harness.integrity.detectors.answers import grader_read
+from harness.integrity.detectors.appearance import visible
+from harness.integrity.evidence import Evidence, FileChange
+from harness.integrity.scene import Scene
+from proxy.pool.behaviour.actions import actions
+from proxy.pool.behaviour.read import events
+from proxy.pool.behaviour.shell import commands
+from proxy.pool.completions.observed import Observed, ToolResult
+from tests.pool.behaviour.work import Row
+
+NOTHING = Evidence("Mend it.", {}, (), {}, work="/app")
+SLACK = 0.05
+"""Seconds that no look is too slow for, above all for the clock's."""
+
+
+def seconds(read: Callable[[str], object], text: str) -> float:
+    """The seconds of this process that a look takes, the best of three."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        read(text)
+        best = min(best, time.process_time() - began)
+    return best
+
+
+def called(name: str, arguments: dict[str, str]) -> Any:
+    """A completion that makes one call."""
+    call = {"id": "1", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return Row(1, None, "tool_calls", {"content": "", "tool_calls": [call]}, None)
+
+
+def written(text: str) -> object:
+    return events([called("write", {"filePath": "tests/test_a.py", "content": text})])
+
+
+def run(text: str) -> object:
+    return events([called("bash", {"command": text})])
+
+
+def spoken(text: str) -> object:
+    screen = Observed(results=(ToolResult("", "", "ok", spoken=True),))
+    return events([Row(1, None, "stop", {"content": text}, None), Row(2, 1, "stop", {"content": "Done."}, screen)])
+
+
+def looked_for(text: str) -> object:
+    """One detector's look; the scene knows no ordinals."""
+    scene = Scene([], NOTHING)
+    scene.actions = actions([called("bash", {"command": text})])[1]
+    return list(grader_read(scene))
+
+
+def changed(text: str) -> object:
+    return list(
+        checks.tests_weakened(Scene([], Evidence("", {}, [FileChange("test_a.py", True, text, text + "x")], {})))
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "unit", "size"),
+    [
+        (commands, "<<{A}\n", 4_000),
+        (commands, "<<A\n", 10_000),
+        (run, "rm -{r}!", 5_000),
+        (written, "exit({ }", 8_000),
+        (spoken, "```{bash}", 9_000),
+        (looked_for, "'", 2_000),
+        (changed, '\\"', 4_000),
+        (visible, "<hidden" * 40 + ">", 2_500),
+        (visible, "<!--", 30_000),
+        (visible, "<p hidden>", 30_000),
+    ],
+)
+def test_twice_the_text_takes_about_twice_the_time(read: Callable[[str], object], unit: str, size: int) -> None:
+    """Expressions that look for the end of each beginning again take four times as long."""
+    once, twice = (seconds(read, _text(unit, many)) for many in (size, 2 * size))
+    assert twice <= 3 * once + SLACK
+
+
+def _text(unit: str, size: int) -> str:
+    """A unit over and over; of one with braces, what stands in them, and then as many lines."""
+    before, brace, rest = unit.partition("{")
+    if not brace:
+        return (unit * size)[:size]
+    repeated, _, behind = rest.partition("}")
+    return before + (repeated * size)[:size] + behind + "\n" * size
