@@ -18,7 +18,7 @@ from proxy.pool.read import RolloutFilter, rollouts
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
-from proxy.pool.traces.atif_reading import ReadTrajectory
+from proxy.pool.traces.atif_reading import ReadTrajectory, documents
 from proxy.pool.traces.branches import PromptReading, branches
 from proxy.pool.traces.demonstrations import Demonstration, ImportCounts, find_documents, store_documents
 from proxy.pool.traces.files import write_traces
@@ -89,6 +89,49 @@ class Numbers:
         return PromptReading([{"role": "user", "content": " ".join(map(str, tokens))}], [])
 
     added = whole
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A document with this many sub-agents, each in the one before."""
+    document: dict[str, Any] = {}
+    for level in range(levels, -1, -1):
+        inner = [document] if document else []
+        document = {"schema_version": "ATIF-v1.8", "session_id": f"s{level}", "agent": {"name": "a", "version": "1"}}
+        document["steps"] = [{"step_id": 1, "source": "agent", "message": f"said {level}"}]
+        document["subagent_trajectories"] = [*inner, *inner[: level == 0]]
+    return document
+
+
+def test_embedded_sub_agents_are_read_up_to_a_depth(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(nested(2)))
+    read = list(documents(file))
+    assert [each.turns[0].message["content"][5:] for each in read] == ["0", "1", "2", "1", "2"]
+    assert {each.session for each in read} == {"s0"} and read[2].place.count("a sub-agent of it") == 2
+    file.write_text(json.dumps(nested(64)))
+    assert len(list(documents(file))) == 129
+    for levels in (65, 400, 3000):
+        file.write_text(serialised(levels))
+        with pytest.raises(UserError, match=r"a\.json .*(more than 64 levels deep; leave|is no ATIF document)"):
+            list(documents(file))
+
+
+def serialised(levels: int) -> str:
+    """The text of `nested`; json.dumps cannot write a deep one."""
+    document = json.dumps(nested(0))
+    for _ in range(levels):
+        document = json.dumps(nested(0))[:-3] + f"[{document}]}}"
+    return document
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_document_that_is_too_large_is_not_read(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / name, ["one"], "t")
+    monkeypatch.setattr("proxy.pool.traces.atif_reading.DOCUMENT_BYTES", file.stat().st_size)
+    assert len(list(documents(file))) == 1
+    file.write_text(file.read_text().rstrip() + "  \n")
+    with pytest.raises(UserError, match=r"a\.jsonl?(:1)? has more than \d+ bytes, which is the limit"):
+        list(documents(file))
 
 
 def test_an_attempt_with_given_and_missing_tokens_is_exported(pool: Pool, tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ from proxy.pool.traces.atif_format import (
 )
 from proxy.pool.traces.times import unix_time
 
+DOCUMENT_BYTES = 512 << 20
+"""One document. Our own have the whole prompt at every step, so long ones are large."""
+DEPTH = 64
+"""Levels of sub-agents in one document."""
 VERSIONS = re.compile(r"ATIF-v1\.\d+")
 Extra = TypeVar("Extra")
 ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -80,10 +84,10 @@ def documents(file: Path, offset: int | None = None) -> Iterator[ReadTrajectory]
     try:
         with file.open("rb") as data:
             if file.suffix != ".jsonl":
-                yield from _read(data.read(), str(file), 0)
+                yield from _read(data.read(DOCUMENT_BYTES + 1), str(file), 0)
                 return
             at, number = data.seek(offset or 0), 0
-            while line := data.readline():
+            while line := data.readline(DOCUMENT_BYTES + 1):
                 number += 1
                 place = f"{file}:{number}" if offset is None else f"{file}, byte {offset}"
                 if line.strip():
@@ -96,6 +100,23 @@ def documents(file: Path, offset: int | None = None) -> Iterator[ReadTrajectory]
 
 
 def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
+    """Yield a document, then the sub-agents in it, each before its own. They are of the session and task of it."""
+    if len(data) > DOCUMENT_BYTES:
+        raise UserError(f"{place} has more than {DOCUMENT_BYTES} bytes, which is the limit; leave the document out")
+    whole: ReadTrajectory | None = None
+    left: list[tuple[bytes | msgspec.Raw, str, int]] = [(data, place, 0)]
+    while left:
+        text, where, depth = left.pop()
+        if depth > DEPTH:
+            raise UserError(f"{place} has sub-agents more than {DEPTH} levels deep; leave the document out")
+        read, inner = _trajectory(text, where, offset)
+        whole = read if whole is None else whole
+        yield replace(read, session=whole.session, task=whole.task)
+        left += [(each, f"{where}, a sub-agent of it", depth + 1) for each in reversed(inner)]
+
+
+def _trajectory(data: bytes | msgspec.Raw, place: str, offset: int) -> tuple[ReadTrajectory, list[msgspec.Raw]]:
+    """Return one document, and the documents of its sub-agents."""
     try:
         document = msgspec.json.decode(data, type=AtifDocument)
         steps = [msgspec.json.decode(step, type=AtifStep) for step in document.steps]
@@ -111,7 +132,7 @@ def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
         raise UserError(f"{place} is {document.schema_version!r}, and documents of ATIF-v1 are read; convert it first")
     if [step.step_id for step in steps] != list(range(1, len(steps) + 1)):
         raise UserError(f"the step_ids of {place} are not 1, 2, 3 ...; ATIF demands that, so steps may be missing")
-    yield ReadTrajectory(
+    read = ReadTrajectory(
         place=place,
         offset=offset,
         session=session,
@@ -123,9 +144,7 @@ def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
         label=ours.label if ours.label in LABELS else None,
         tokenizer=ours.tokenizer,
     )
-    for inner in document.subagent_trajectories or ():
-        for read in _read(bytes(inner), f"{place}, a sub-agent of it", offset):
-            yield replace(read, session=session, task=task)
+    return read, document.subagent_trajectories or []
 
 
 def _turns(step: AtifStep, place: str) -> Iterator[AtifTurn]:
