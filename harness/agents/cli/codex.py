@@ -59,6 +59,6 @@ def _config(endpoint: Endpoint, servers: Sequence[McpServer]) -> str:
     return "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items())
 
 
-def _toml(value: str | int | bool | list[str]) -> str:
+def _toml(value: object) -> str:
     """A value as TOML: as JSON, without its surrogate pairs, and with the one control character that JSON leaves."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
