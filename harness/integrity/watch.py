@@ -153,12 +153,13 @@ class IntegrityWatch:
             facts = await facts_of(pool, rollout, outcome, outcome.attempt_id)
             found["judge"] = opinion = await _opinion(self.judges, facts, findings)
             by += [JUDGE] if opinion["hacked"] else []
-        outcome = replace(outcome, integrity=found | {"by": by, "zero": min(0.0, lowest)})
+        found |= {"by": by, "zero": min(0.0, lowest)}
+        outcome = replace(outcome, integrity=found)
         if not by:
             return outcome
         if self.action != ZERO or outcome.reward is None:
             return replace(outcome, hacked=self.action)
-        reward, parts = zeroed(outcome.integrity, outcome.reward), without_turns(outcome.reward_parts)
+        reward, parts = zeroed(found, outcome.reward), without_turns(outcome.reward_parts)
         return replace(outcome, hacked=ZERO, reward=reward, reward_parts=parts)
 
     def _drawn(self, rollout_id: int) -> bool:

@@ -262,7 +262,15 @@ def test_a_judge_that_is_not_there_has_no_opinion(validate: Validate) -> None:
     assert report["a"]["verdict"] == "accepted" and report["a"]["cause"].startswith("the judge has no opinion: http://")
 
 
-@pytest.mark.parametrize("text", ["", "weak", '{"weak": "yes"}', '{"weak": true', "[true]", '{"reasons": []}'])
+def test_a_reason_that_is_no_unicode_is_kept_with_a_mark() -> None:
+    found = read(r'{"weak": true, "reasons": ["it has \ud800"]}')
+    assert found is not None and found.reasons == ["it has ?"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "weak", '{"weak": ' + "[" * 20_000, '{"weak": "yes"}', '{"weak": true', "[true]", '{"reasons": []}'],
+)
 def test_what_says_nothing_is_no_opinion(text: str) -> None:
     assert read(text) is None
 
@@ -276,7 +284,7 @@ def test_the_judge_reads_instruction_and_tests(tmp_path: Path) -> None:
     (task,) = load_tasks(write_tasks(tmp_path / "tasks.jsonl", HELLO | {"verifier": verifier}))
     text = described(task)
     assert "Write hello.txt" in text and "## /tests/test.sh\n\ngrep -q hello\n" in text
-    assert "[100 bytes of data]" in text and "[5 more]" in text and "reward.json" in text
+    assert "[100 bytes of data]" in text and "[the rest of this file is left out]" in text and "reward.json" in text
 
 
 @pytest.mark.parametrize(
