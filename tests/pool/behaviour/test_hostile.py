@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,14 @@ def arguments(chance: random.Random) -> str:
         return text(chance)
     if shape == 1:
         return f'{{"command": [{"9" * chance.choice((30, 5000))}, "-lc", {"[" * 990}{"]" * 990}]}}'
-    values = ([text(chance)], [{"content": text(chance)}, 3], None, 1.5, {"a": {}}, *[text(chance)] * 6)
+    values: tuple[Any, ...] = (
+        [text(chance)],
+        [{"content": text(chance)}, 3],
+        None,
+        1.5,
+        {"a": {}},
+        *[text(chance)] * 6,
+    )
     return json.dumps({name: chance.choice(values) for name in chance.sample(FIELDS, 3)})
 
 
