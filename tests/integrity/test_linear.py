@@ -75,7 +75,7 @@ def changed(text: str) -> object:
         (spoken, "```{bash}", 2_000),
         (looked_for, "'", 1_000),
         (changed, '\\"', 2_000),
-        (visible, "<hidden" * 40 + ">", 1_000),
+        (visible, "<hidden" * 40 + ">", 600),
         (visible, "<!--", 15_000),
         (visible, "<p hidden>", 15_000),
     ],
