@@ -178,7 +178,7 @@ def _rows(connection: Connection, run_id: int) -> list[Row[Any]]:
         for row in connection.execute(
             select(groups.c.id)
             .where(groups.c.run_id == run_id, groups.c.state == state, groups.c.purpose.is_(None))
-            .order_by(groups.c.position)
+            .order_by(groups.c.position + 0)  # else SQLite walks all groups by position to find those of the state
             .limit(MOST_SLOTS + 1)
         )
     ]

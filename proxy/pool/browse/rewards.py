@@ -19,7 +19,7 @@ from proxy.pool.rollouts.runs import version_of
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, runs
 from proxy.pool.training.evaluations import Evaluates, newest_of_chains, what_it_evaluates
 
-NEWEST_HELD_OUT = 2048
+NEWEST_HELD_OUT = 1024
 """Finished held-out groups of the run that are looked at."""
 NEWEST_EVALUATIONS = 256
 """The pool's newest runs for evaluation that are looked at."""
