@@ -19,8 +19,8 @@ from proxy.pool.rollouts.runs import version_of
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, runs
 from proxy.pool.training.evaluations import Evaluates, newest_of_chains, what_it_evaluates
 
-NEWEST_HELD_OUT = 1024
-"""Finished held-out groups of the run that are looked at."""
+NEWEST_GROUPS = 4096
+"""Finished groups of the run among which held-out ones are looked for."""
 NEWEST_EVALUATIONS = 256
 """The pool's newest runs for evaluation that are looked at."""
 NEWEST_OTHERS = 8
@@ -46,7 +46,7 @@ class RunRewards:
     evaluations: dict[str, list[RewardPoint]]
     """By what was evaluated: an agent, the run's own held-out groups, or another run for evaluation; by step."""
     older: bool
-    """Whether there may be older evaluations, or older held-out groups, that were not looked at."""
+    """Whether there are older evaluations, or older finished groups, that were not looked at."""
 
 
 def run_rewards(pool: Pool, run_id: int) -> RunRewards:
@@ -61,9 +61,10 @@ def run_rewards(pool: Pool, run_id: int) -> RunRewards:
         members |= {row.name: connection.execute(_finished(row.id)).all() for row in others}
         steps = _steps(connection, run_id, (row for rows in members.values() for row in rows))
         points = _by_agent(connection, run_id, own)
+        next_group = connection.execute(_newest_groups(run_id).offset(NEWEST_GROUPS).limit(1)).first()
+        more_groups = bool(members[HELD_OUT]) and next_group is not None
     points |= {name: _points((steps.get(_newest(row)), row.reward) for row in rows) for name, rows in members.items()}
-    held_out = len({row.group_id for row in members[HELD_OUT]})
-    older = len(newest) > NEWEST_EVALUATIONS or held_out == NEWEST_HELD_OUT
+    older = len(newest) > NEWEST_EVALUATIONS or more_groups
     return RunRewards({name: some for name, some in points.items() if some}, older)
 
 
@@ -93,13 +94,18 @@ def _current(connection: Connection, run_id: int, ids: Collection[int]) -> set[i
 
 
 def _held_out(run_id: int) -> Any:
-    own = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.state == "DONE", groups.c.purpose == "eval")
-    return _members(own.order_by(groups.c.id.desc()).limit(NEWEST_HELD_OUT))
+    newest = _newest_groups(run_id).limit(NEWEST_GROUPS).subquery()
+    return _members(select(newest.c.id).where(newest.c.purpose == "eval"))
 
 
 def _finished(run_id: int) -> Any:
-    own = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.finished_at.is_not(None))
-    return _members(own.order_by(groups.c.finished_at.desc(), groups.c.id.desc()).limit(NEWEST_OF_OTHER))
+    return _members(_newest_groups(run_id).limit(NEWEST_OF_OTHER))
+
+
+def _newest_groups(run_id: int) -> Any:
+    """Select the finished groups of a run, the newest first."""
+    own = select(groups.c.id, groups.c.purpose).where(groups.c.run_id == run_id, groups.c.finished_at.is_not(None))
+    return own.order_by(groups.c.finished_at.desc(), groups.c.id.desc())
 
 
 def _members(of: Any) -> Any:
