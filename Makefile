@@ -28,8 +28,9 @@ everything: install  ## every part in one small run, which ends with a figure fo
 
 # names the tests that failed; kept only of a run that came to its end
 FAILED := .pytest_cache/v/cache/lastfailed
-# Types are checked beside the tests. Tests that call make get a make without this one's jobs.
-TESTS = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest
+# Types are checked beside the tests. A make that tests or installs call gets none of this one's jobs.
+ALONE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
+TESTS = $(ALONE) $(BIN)/python -m pytest
 # once, before all workers compile the same at the same time
 COMPILE = $(BIN)/python -m compileall -q -j 0 proxy harness sandboxes trainer
 
@@ -73,16 +74,16 @@ lock-gpu:  ## make requirements/gpu.txt again; needs python3.11 and python3.12
 	$(PYTHON) requirements/lock.py
 
 agents: install  ## the unmodified agent CLIs that tests and examples drive
-	$(BIN)/harness agents install mini-swe-agent opencode codex qwen-code native
+	$(ALONE) $(BIN)/harness agents install mini-swe-agent opencode codex qwen-code native
 
 all-agents: agents
-	$(BIN)/harness agents install claude-code gemini-cli aider cline kilo claude-agent-sdk deepagents openai-agents pydantic-ai smolagents
+	$(ALONE) $(BIN)/harness agents install claude-code gemini-cli aider cline kilo claude-agent-sdk deepagents openai-agents pydantic-ai smolagents
 
 sdks: install  ## the SDKs, and the browser's driver, that tests run in an environment of their own
-	$(BIN)/python -m tests.proxy.sdks.environments google_genai playwright
+	$(ALONE) $(BIN)/python -m tests.proxy.sdks.environments google_genai playwright
 
 all-sdks: install
-	$(BIN)/python -m tests.proxy.sdks.environments
+	$(ALONE) $(BIN)/python -m tests.proxy.sdks.environments
 
 agents-table: install all-agents all-sdks  ## every agent at its tasks before a scripted engine, as a table
 	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py tests/proxy/sdks/test_frameworks.py
