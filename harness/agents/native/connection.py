@@ -26,7 +26,7 @@ class SilentServer(Exception):
     """A server does not answer; the message says why."""
 
 
-class Connection(Protocol):
+class ServerConnection(Protocol):
     """One connection to a server."""
 
     def agree(self, protocol: str) -> None:
@@ -41,7 +41,7 @@ class Connection(Protocol):
     def end(self) -> None: ...
 
 
-def connect(server: ConnectedServer) -> Connection:
+def connect(server: ConnectedServer) -> ServerConnection:
     """Start a program, or prepare to speak to an address. OSError when the program cannot be started."""
     return WebConnection(server.url) if server.url else ProgramConnection(server)
 
