@@ -57,19 +57,23 @@ def run_rewards(pool: Pool, run_id: int) -> RunRewards:
         asked_for = {row.id: what_it_evaluates(row.config) for row in newest[:NEWEST_EVALUATIONS]}
         own = {id: of for id, of in asked_for.items() if of is not None and of.run_id == run_id}
         others = [row for row in newest if row.id in asked_for and asked_for[row.id] is None][:NEWEST_OTHERS]
-        members = {HELD_OUT: connection.execute(_held_out(run_id)).all()}
-        members |= {row.name: connection.execute(_finished(row.id)).all() for row in others}
+        finished = connection.execute(_newest_groups(run_id).limit(NEWEST_GROUPS + 1)).all()
+        held_out = [row.id for row in finished[:NEWEST_GROUPS] if row.purpose == "eval"]
+        members = {HELD_OUT: connection.execute(_members(held_out)).all()}
+        for row in others:
+            of_other = _newest_groups(row.id).limit(NEWEST_OF_OTHER).subquery()
+            members[row.name] = connection.execute(_members(select(of_other.c.id))).all()
         steps = _steps(connection, run_id, (row for rows in members.values() for row in rows))
         points = _by_agent(connection, run_id, own)
-        next_group = connection.execute(_newest_groups(run_id).offset(NEWEST_GROUPS).limit(1)).first()
-        more_groups = bool(members[HELD_OUT]) and next_group is not None
     points |= {name: _points((steps.get(_newest(row)), row.reward) for row in rows) for name, rows in members.items()}
-    older = len(newest) > NEWEST_EVALUATIONS or more_groups
+    older = len(newest) > NEWEST_EVALUATIONS or (bool(held_out) and len(finished) > NEWEST_GROUPS)
     return RunRewards({name: some for name, some in points.items() if some}, older)
 
 
 def _by_agent(connection: Connection, run_id: int, own: Mapping[int, Evaluates]) -> dict[str, list[RewardPoint]]:
     """Return the means of evaluations that this run asked for, without those of weights that a rollback retired."""
+    if not own:  # SQLite walks all versions to find none of an empty list
+        return {}
     current = _current(connection, run_id, {version_of(of.version) or 0 for of in own.values()})
     ids = sorted(id for id, of in own.items() if version_of(of.version) in current)
     agent = func.coalesce(groups.c.agent, attempts.c.agent)
@@ -93,25 +97,16 @@ def _current(connection: Connection, run_id: int, ids: Collection[int]) -> set[i
     return set(connection.scalars(kept.where(policy_versions.c.run_id == run_id)))
 
 
-def _held_out(run_id: int) -> Any:
-    newest = _newest_groups(run_id).limit(NEWEST_GROUPS).subquery()
-    return _members(select(newest.c.id).where(newest.c.purpose == "eval"))
-
-
-def _finished(run_id: int) -> Any:
-    return _members(_newest_groups(run_id).limit(NEWEST_OF_OTHER))
-
-
 def _newest_groups(run_id: int) -> Any:
     """Select the finished groups of a run, the newest first."""
     own = select(groups.c.id, groups.c.purpose).where(groups.c.run_id == run_id, groups.c.finished_at.is_not(None))
     return own.order_by(groups.c.finished_at.desc(), groups.c.id.desc())
 
 
-def _members(of: Any) -> Any:
-    some = of.subquery()
+def _members(ids: Any) -> Any:
+    """Select the rollouts of these groups."""
     columns = (rollouts.c.group_id, rollouts.c.reward, rollouts.c.versions)
-    return select(*columns).join_from(some, rollouts, rollouts.c.group_id == some.c.id)
+    return select(*columns).where(rollouts.c.group_id.in_(ids))
 
 
 def _newest(row: Row[Any]) -> int:
@@ -122,6 +117,8 @@ def _newest(row: Row[Any]) -> int:
 def _steps(connection: Connection, run_id: int, rows: Iterable[Row[Any]]) -> dict[int, int]:
     """Return the step of each of the run's versions that sampled one of these rollouts."""
     ids = sorted({_newest(row) for row in rows} - {0})
+    if not ids:
+        return {}
     query = select(policy_versions.c.id, policy_versions.c.step).where(policy_versions.c.id.in_(ids))
     return {row.id: row.step for row in connection.execute(query.where(policy_versions.c.run_id == run_id))}
 
