@@ -9,7 +9,6 @@ import pytest
 
 from harness.integrity.detectors import checks
 from harness.integrity.detectors.answers import grader_read
-from harness.integrity.detectors.appearance import visible
 from harness.integrity.evidence import Evidence, FileChange
 from harness.integrity.scene import Scene
 from proxy.pool.behaviour.actions import actions
@@ -69,15 +68,11 @@ def changed(text: str) -> object:
     ("read", "unit", "size"),
     [
         (commands, "<<{A}\n", 2_000),
-        (commands, "<<A\n", 4_000),
         (run, "rm -{r}!", 3_000),
         (written, "exit({ }", 4_000),
         (spoken, "```{bash}", 2_000),
         (looked_for, "'", 1_000),
         (changed, '\\"', 2_000),
-        (visible, "<hidden" * 40 + ">", 600),
-        (visible, "<!--", 15_000),
-        (visible, "<p hidden>", 15_000),
     ],
 )
 def test_four_times_the_text_takes_about_four_times_the_time(

@@ -53,7 +53,8 @@ def test_the_window_is_where_the_next_step_may_take_groups(
         if state == R and position < end:
             slots[position] = (position, D)
     rule = LeaseRule(groups=min(groups, takes), window=window, max_staleness=0)
-    assert all(position < end for position in pick(slots, rule)[0])
+    taken = pick(slots, rule)[0]
+    assert taken and all(position < end for position in taken)
 
 
 def test_a_full_queue_that_fills_no_step_waits_for_rollouts(pool: Pool) -> None:
