@@ -77,7 +77,7 @@ agents: install  ## the unmodified agent CLIs that tests and examples drive
 	$(ALONE) $(BIN)/harness agents install mini-swe-agent opencode codex qwen-code native
 
 all-agents: agents
-	$(ALONE) $(BIN)/harness agents install claude-code gemini-cli aider cline kilo claude-agent-sdk deepagents openai-agents pydantic-ai smolagents
+	$(ALONE) $(BIN)/harness agents install claude-code gemini-cli aider cline kilo pi claude-agent-sdk deepagents openai-agents pydantic-ai smolagents
 
 sdks: install  ## the SDKs, and the browser's driver, that tests run in an environment of their own
 	$(ALONE) $(BIN)/python -m tests.proxy.sdks.environments google_genai playwright

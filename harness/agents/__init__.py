@@ -10,6 +10,7 @@ from harness.agents.cli.gemini_cli import GeminiCli
 from harness.agents.cli.kilo import Kilo
 from harness.agents.cli.mini_swe_agent import MiniSweAgent
 from harness.agents.cli.opencode import CLIENTS, Opencode
+from harness.agents.cli.pi import Pi
 from harness.agents.cli.qwen_code import QwenCode
 from harness.agents.command import CommandAgent
 from harness.agents.native_agent import CONTEXT_POLICIES, Native
@@ -26,6 +27,7 @@ _ADAPTERS: tuple[FromRegistry, ...] = (
     Aider(),
     Cline(),
     Kilo(),
+    Pi(),
     *SDK_AGENTS,
     *(Native(policy) for policy in CONTEXT_POLICIES),
 )

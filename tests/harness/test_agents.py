@@ -97,6 +97,7 @@ LIVE = [
     case("aider", scripts.CHECKED, work(EDIT), TITLE),  # what it gets as a title is its commit message
     case("cline", scripts.CHECKED, checked("run_commands")),
     case("kilo", scripts.CHECKED, checked("bash")),
+    case("pi", scripts.CHECKED, checked("bash")),
     case("claude-agent-sdk", scripts.CHECKED, checked("Bash")),
     case("deepagents", scripts.CHECKED, checked("execute")),
     case("openai-agents", scripts.CHECKED, checked("shell")),
@@ -236,7 +237,8 @@ def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[...
 def test_an_instruction_that_looks_like_an_option_stays_an_argument(name: str) -> None:
     need_agent(name)
     launch = INSTALLED[name].launch(ENDPOINT, bundle_at("/agents", name), ())
-    assert '"$INSTRUCTION"' in launch.command and "bf-key" not in str(launch)
+    argument, input = '"$INSTRUCTION"' in launch.command, '< "$INSTRUCTION_FILE"' in launch.command
+    assert argument != input and "bf-key" not in str(launch)
 
 
 COMMON = {"claude-code": '--mcp-config "$MCP_FILE"', "native": '--mcp "$MCP_FILE"'}
