@@ -114,7 +114,8 @@ def running(installed: Path, durable: bool = False) -> Iterator[Server]:
         assert initdb.wait(START_SECONDS) == 0, (home / "log").read_text()
         options = ["-p", str(port), "-h", "127.0.0.1", "-k", home]
         # autovacuum visits each of hundreds of databases every minute; a test that needs statistics asks for them
-        quick = ["-F", "-c", "shared_buffers=16MB", "-c", "autovacuum=off"]
+        # and a log of a gigabyte, the most by default, would lie in memory
+        quick = ["-F", "-c", "shared_buffers=16MB", "-c", "autovacuum=off", "-c", "max_wal_size=64MB"]
         options += ["-c", "shared_buffers=256MB"] if durable else quick
         command = [installed / "postgres", "-D", home / "data", *options]
         server = Server(port, password, partial(run, command, preexec_fn=die_with_parent, **unprivileged))
