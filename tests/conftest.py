@@ -27,8 +27,8 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 
 
 SANDBOXES = (
-    "harness", "sandboxes", "test_benchmarks.py", "test_demo.py", "test_pages.py", "test_stored_data.py",
-    "survival",
+    "harness", "sandboxes", "test_benchmarks.py", "test_demo.py", "test_everything.py", "test_pages.py",
+    "test_stored_data.py", "survival",
 )  # fmt: skip
 """Tests that start runs, which remove what dead owners left, or that leave such things on purpose."""
 APART = {
@@ -52,16 +52,21 @@ ENGINE = {
 """Tests that share the session's real engine, which takes half a minute to start."""
 RUNS = {
     *(f"harness/test_{name}.py" for name in (
-        "admin_key", "agents", "agents_faults", "augmented_prompts", "docker_agents", "engine_outage", "validate",
+        "admin_key", "agents", "agents_faults", "augmented_prompts", "docker_agents", "engine_outage", "real_engine",
+        "replay", "validate",
     )),
-    "harness/native/test_run.py", "survival/test_survival.py", "test_benchmarks.py",
+    "harness/native/test_run.py", "survival/test_survival.py", "test_benchmarks.py", "test_demo.py",
+    "test_everything.py", "test_pages.py", "test_stored_data.py",
 }  # fmt: skip
 """Tests of SANDBOXES that start runs and leave nothing on purpose: each file may run beside any other, as soon as all
 that leave something have ended."""
+BY_TEST = ("test_demo.py", "test_pages.py")
+"""Files of few long tests, each of which may run beside the others."""
 BY_LAST_PARAMETER = ("harness/test_cheating.py",)
 """Files of hundreds of tests, of which one group for each value of the last parameter may run beside the others."""
 FIRST = (
-    "sandboxes", "survival/test_survival.py", "engine", "trainer/test_loop.py", "trainer/test_tree.py",
+    "sandboxes", "test_pages.py", "test_demo.py", "test_everything.py", "harness/test_real_engine.py",
+    "survival/test_survival.py", "engine", "trainer/test_loop.py", "trainer/test_tree.py",
     "pool/test_account.py", "harness/test_engine_outage.py", "trainer/test_engine.py", "harness/test_harbor_docker.py",
     "harness/test_cheating.py", "harness/test_docker_agents.py", "harness/test_rollout.py", "harness/test_validate.py",
     "trainer/test_ranks.py", "harness/test_agents.py", "proxy/test_zoo.py", "test_benchmarks.py",
@@ -89,6 +94,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.split("::")[0].removeprefix("tests/")
             if file in ENGINE:
                 return "engine"
+            if file in BY_TEST:
+                return f"{file} {nodeid.partition('::')[2]}"
             if file in BY_LAST_PARAMETER:
                 return f"{file} {nodeid.rpartition('-')[2]}"
             sandboxes = file.split("/")[0] in SANDBOXES and file not in APART and file not in RUNS
@@ -97,7 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _assign_work_unit(self, node: Any) -> None:
             leaves = (one for one, units in self.assigned_work.items() if not all(units.get("sandboxes", {}).values()))
             leaving = next(leaves, None)
-            scopes = [scope for scope in self.workqueue if leaving is None or scope not in RUNS]
+            scopes = [scope for scope in self.workqueue if leaving is None or scope.split()[0] not in RUNS]
             if not scopes:  # nothing else fills the time, as few tests were chosen
                 node, scopes = leaving, list(self.workqueue)
             first = min(
