@@ -29,6 +29,7 @@ from trainer.policy import GradientNotFinite, Minibatch, Policy
 from trainer.preflight import demand_known_tokens
 from trainer.report.reporter import Reporter, StepReport
 from trainer.run_state import RunState
+from trainer.step_files import checkpoint, exported, reference
 
 BATCHES = 3
 """Batches in a row whose gradients may be not finite before the run ends: more have a cause that is not in the data."""
@@ -126,8 +127,8 @@ def update(config: Config, run: RunState, policy: Policy, report: StepReport, st
         Minibatch(micros[ranks.data_rank], denominator(rows), trained_tokens(rows))
         for micros, rows in zip(planned, whole, strict=True)
     ]
-    if config.loss.kl_steps_ago:
-        policy.refer_to(exported(config, max(0, step - 1 - config.loss.kl_steps_ago)))
+    if (before := reference(config, step)) is not None:
+        policy.refer_to(before)
     rule = configured(config.loss)
     loss = partial(policy_loss, rule=rule)
     rate = learning_rate(config.optimizer, step, config.steps)
@@ -158,14 +159,9 @@ def resume(config: Config, policy: Policy, run: RunState) -> Version:
 
 def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:
     """Write a durable checkpoint, and the same weights for the engines; return both directories."""
-    checkpoint, model = Path(config.output) / "checkpoints" / f"step-{step:06d}", exported(config, step)
-    policy.checkpoints.save(checkpoint, step, meanwhile=lambda: policy.write_hf(model))
-    return checkpoint, model
-
-
-def exported(config: Config, step: int) -> Path:
-    """The directory of a step's weights for the engines."""
-    return Path(config.output) / "models" / f"step-{step:06d}"
+    directory, model = checkpoint(config, step), exported(config, step)
+    policy.checkpoints.save(directory, step, meanwhile=lambda: policy.write_hf(model))
+    return directory, model
 
 
 def prune(config: Config, step: int) -> None:

@@ -142,8 +142,8 @@ class Policy:
         assert self.reference is not None
         if not directory.is_dir():
             raise UserError(
-                f"{directory} is gone, which loss.kl_steps_ago needs; restore it, or go back to a step whose reference "
-                "is there with `trainer rollback`"
+                f"{directory} is gone, which loss.kl_steps_ago needs; restore it, change loss.kl_steps_ago, or go "
+                "back to a step whose reference is there with `trainer rollback`"
             )
         load_weights(self.reference, directory)
 

@@ -32,7 +32,7 @@ from trainer.commands.main import main
 from trainer.config import Config
 from trainer.config.monitor import MonitorConfig, Rule
 from trainer.config.report import AlarmName
-from trainer.loop import train
+from trainer.loop import prune, train
 from trainer.megatron.parallel import Ranks
 from trainer.monitor import liveness
 from trainer.monitor.builtin import BUILT_IN, LOST, watched_rules
@@ -42,6 +42,7 @@ from trainer.monitor.monitor import sentence, tasks_that_break
 from trainer.monitor.rollouts import lengths, own_figures
 from trainer.monitor.states import OK, RuleState, advance
 from trainer.report.reporter import Reporter, StepReport
+from trainer.step_files import checkpoint, complete, exported
 
 LABELS = ("main",)
 
@@ -218,6 +219,23 @@ def test_two_rules_of_one_name_and_a_checkpoint_that_is_gone_are_refused(tmp_pat
     ):
         make_config(tmp_path, monitor={"rule": [rule]})
     assert make_config(tmp_path, monitor={"rule": [rule]}, keep_checkpoints=3).monitor.rule[0].breaks(1.5)
+
+
+def test_a_rollback_keeps_the_reference_of_the_step_after_it(tmp_path: Path) -> None:
+    """An alarm of steps 4 and 5 goes back to step 3, and step 4 then needs the policy of step 2."""
+    rule = {"name": "mine", "figure": "loss", "above": 1, "steps": 2, "action": "rollback"}
+    options: dict[str, Any] = {"monitor": {"rule": [rule]}, "loss": {"kl": 0.1, "kl_steps_ago": 1}}
+    with pytest.raises(UserError, match=r"'mine'.*the reference of the step after it .*ago = 1.* set it to 4 or more"):
+        make_config(tmp_path, keep_checkpoints=3, **options)
+    make_config(tmp_path, keep_checkpoints=4, **options)
+    for kept in (3, 4):
+        fewer = msgspec.structs.replace(make_config(tmp_path / str(kept), loss=options["loss"]), keep_checkpoints=kept)
+        for step in range(6):
+            exported(fewer, step).mkdir(parents=True)
+            checkpoint(fewer, step).mkdir(parents=True)
+        prune(fewer, 5)
+        target = steps.Version(3, 1, 3, str(checkpoint(fewer, 3)), str(exported(fewer, 3)), None, 0.0)
+        assert complete(fewer, target) == (kept == 4) and checkpoint(fewer, 3).is_dir()
 
 
 @pytest.mark.parametrize("finish", ["length", "repetition"])

@@ -20,6 +20,7 @@ from trainer.commands.output_lock import lock_output
 from trainer.config import Config
 from trainer.push.push import PushResult, push
 from trainer.push.weights import Weights
+from trainer.step_files import complete
 
 BY_HAND = "rollback"
 """Stands for the monitor's rule where a person asks."""
@@ -62,13 +63,15 @@ def _go_back(config: Config, step: int, discard: bool) -> str:
 
 
 def _version_of(step: int, versions: Sequence[steps.Version], config: Config) -> steps.Version:
-    """Return the version of this step. Raises UserError when its files are gone."""
-    kept = [version for version in versions if Path(version.checkpoint).is_dir() and Path(version.hf_dir).is_dir()]
+    """Return the version of this step. Raises UserError when its files, or the KL reference after it, are gone."""
+    kept = [version for version in versions if complete(config, version)]
     for version in kept:
         if version.step == step:
             return version
     existing = ", ".join(str(version.step) for version in kept) or "none"
+    ago = config.loss.kl_steps_ago
+    needed = f" and the policy of {ago} steps before it (loss.kl_steps_ago)" if ago else ""
     raise UserError(
-        f"run {config.run!r} has no checkpoint of step {step}; the steps that have one are: {existing} "
+        f"run {config.run!r} has no checkpoint of step {step}{needed}; the steps that have one are: {existing} "
         f"(keep_checkpoints = {config.keep_checkpoints})"
     )

@@ -88,7 +88,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Hugging Face directory of the reference, of the model's shape and tokenizer. Empty: the initial model."""
     kl_steps_ago: NotNegative = 0
     """Take the policy of so many steps ago as the reference, at first the initial model. 0: the reference is fixed.
-    Needs `keep_checkpoints` above it."""
+    Needs `keep_checkpoints` above it, and above its sum with `steps` of each rule that rolls back."""
     balance: Weight = 0.0
     """Coefficient of the load-balancing loss of a mixture of experts, per layer and sequence (DeepSeek-V3), averaged
     over trained tokens. 0: no such loss; the router learns from the policy loss alone."""
@@ -331,10 +331,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             f"{self.loss.kl_steps_ago} before it is used; set it to {self.loss.kl_steps_ago + 1} or more",
         )
         for rule in self.monitor.rule:
+            reach = rule.steps + self.loss.kl_steps_ago
+            also = f", and the reference of the step after it (loss.kl_steps_ago = {self.loss.kl_steps_ago})"
             demand(
-                rule.action != "rollback" or self.keep_checkpoints > rule.steps,
+                rule.action != "rollback" or self.keep_checkpoints > reach,
                 f"keep_checkpoints = {self.keep_checkpoints} has deleted the step before the rule {rule.name!r} of "
-                f"[monitor] began, when {rule.steps} steps in a row have broken it; set it to {rule.steps + 1} or more",
+                f"[monitor] began{also if self.loss.kl_steps_ago else ''}, when {rule.steps} steps in a row have "
+                f"broken it; set it to {reach + 1} or more",
             )
         demand(
             not self.loss.kl_model or not Path(self.loss.kl_model).is_relative_to(Path(self.output) / "models"),

@@ -6,7 +6,6 @@ rollback takes them back too. What it did is in the pool (proxy/pool/training/in
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +23,7 @@ from trainer.monitor.figures import compared, flat
 from trainer.monitor.liveness import PhaseWatch, slowest
 from trainer.monitor.rollouts import behaviour, lengths, own_figures
 from trainer.monitor.states import LEVELS, OK, RuleState, advance
+from trainer.step_files import complete
 
 TASKS = "monitor_tasks"
 """The metric of a step that holds the tasks that each rule drops."""
@@ -37,7 +37,7 @@ class Monitor:
     """The rules of a run at work. Only rank 0 has one."""
 
     def __init__(self, config: Config, pool: Pool, run_id: int):
-        self._labels, batch = config.batch.labels, config.batch
+        self._config, self._labels, batch = config, config.batch.labels, config.batch
         self._pool, self._run_id = pool, run_id
         self.rules = watched_rules(config.monitor.rule, config.report.silent_alarms)
         # Only a schedule without a bound of its own drops groups for their age.
@@ -144,7 +144,7 @@ class Monitor:
         kept = [
             version
             for version in steps.versions(self._pool, self._run_id)
-            if version.step < state.since and Path(version.checkpoint).is_dir() and Path(version.hf_dir).is_dir()
+            if version.step < state.since and complete(self._config, version)
         ]
         if interventions.rollbacks_of(self._pool, self._run_id, cause.rule) >= MOST_ROLLBACKS:
             detail = f"{cause.detail} (again after {MOST_ROLLBACKS} rollbacks)"
