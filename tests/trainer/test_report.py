@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from proxy.pool.behaviour.statistics import of_rollout
 from proxy.pool.completions.observed import Observed
 from proxy.pool.completions.records import VersionSpan
 from proxy.pool.errors import UserError
@@ -20,19 +21,22 @@ from proxy.pool.settings_file import checked
 from proxy.pool.training.steps import Version
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
+from tests.pool.behaviour.test_statistics import worked
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from tests.trainer.test_weights import same_files
 from trainer.config.model_shape import ExpertShape, ModelShape
-from trainer.config.monitor import known
+from trainer.config.monitor import BEHAVIOUR, FAMILIES, OWN, SCALARS, known, own
 from trainer.config.report import Report
 from trainer.config.step import StepOptions
 from trainer.data.assemble import assemble
 from trainer.data.packing import plan
 from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
-from trainer.loss.policy_loss import LossTokens, policy_loss
+from trainer.loss.policy_loss import LossSums, LossTokens, policy_loss
+from trainer.megatron.mtp.loss import DraftMetrics
 from trainer.megatron.parallel import Ranks
 from trainer.monitor.figures import flat
+from trainer.monitor.rollouts import own_figures
 from trainer.policy import LossInput, Policy, Update
 from trainer.report import tokens
 from trainer.report.describe import MetricsContext, StepFacts, describe, lags, lengths, line
@@ -374,12 +378,7 @@ def documented() -> dict[str, bool]:
 
 
 def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> None:
-    many = facts_of([replace(group(rollout(2 * n, 1.0), rollout(2 * n + 1, 0.0)), agent="native") for n in range(1, 6)])
-    zero = torch.zeros(2)
-    _, sums = policy_loss(zero, LossTokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
-    update = replace(many.update, sums=sums)
-    facts = replace(many, update=replace(update, later=[update, update]))
-    metrics = describe(facts, MetricsContext(shape=SHAPE, peak=1e6, versions={"v1": 2}))
+    metrics = many_metrics()
     of_the_loop = {"alarms", "pause_seconds", "engine_wait_seconds", "negative_gradient_share", "unused_groups"}
     of_the_loop |= {"monitor", "monitor_states", "monitor_tasks", "abort_share", "return_deviation"}
     of_the_loop |= {"left_out_rollouts", "left_out_tokens", "left_out_so_far", "imitated_tokens", "imitation_loss"}
@@ -392,3 +391,32 @@ def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> No
     assert {name for name in flat(metrics, 4) if not known(name)} == set()  # rules may read every number
     promised = {name for name, first in named.items() if first and not name.endswith("*")}
     assert promised - metrics.keys() == of_the_loop
+
+
+def many_metrics(sums: LossSums | None = None, **changes: Any) -> dict[str, Any]:
+    """The metrics of a step of five groups and two updates. `changes`: of the update."""
+    many = facts_of([replace(group(rollout(2 * n, 1.0), rollout(2 * n + 1, 0.0)), agent="native") for n in range(1, 6)])
+    zero = torch.zeros(2)
+    _, none = policy_loss(zero, LossTokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
+    update = replace(many.update, sums=sums or none, **changes)
+    facts = replace(many, update=replace(update, later=[update, update]))
+    return describe(facts, MetricsContext(shape=SHAPE, peak=1e6, versions={"v1": 2}))
+
+
+def test_every_figure_that_a_rule_may_read_is_one_that_something_computes() -> None:
+    """A rule over a name that no step has would never fire."""
+    imitating = LossSums(torch.ones(12), torch.ones(()))
+    routing = dict.fromkeys(("routing_replayed", "routing_mismatch", "routing_mismatches"), 0.5)  # megatron/replay.py
+    metrics = many_metrics(imitating, drafts=DraftMetrics(1.0, 1.0, (0.5,)), routing=routing)
+    metrics |= dict.fromkeys(("negative_gradient_share", "positive_gradient_norm", "negative_gradient_norm"), 0.5)
+    metrics["abort_share"] = 0.0  # by the reporter
+    of_the_monitor = {"slow_phase"}
+    assert SCALARS - flat(metrics, 4).keys() == of_the_monitor
+    of_the_reporter = {"unused_groups", "left_out_rollouts", "left_out_tokens", "return_deviation"}
+    assert FAMILIES - metrics.keys() == of_the_reporter
+    done = of_rollout(worked(), 1.0, True).means().keys() - {"reward"}
+    assert {*done, "command_drift"} == BEHAVIOUR
+    member = replace(rollout(1, 1.0), completions=worked(), hacked=True)
+    mine = own_figures([group(member, rollout(2, 0.0))], ("main",))[1]
+    assert mine["behaviour/hacked"] == 1.0 and mine.keys() >= OWN
+    assert {name for name in mine if not known(name) or not own(name)} == set()

@@ -24,9 +24,9 @@ SCALARS = frozenset(
     last_mask_fraction loss grad_norm lr negative_weight_share negative_gradient_share positive_gradient_norm
     negative_gradient_norm sampled_tokens replayed_tokens trained_tokens unaccounted_tokens unplaced_rewards sequences
     computed_tokens flat_tokens call_tokens speedup_tokens speedup_flops speedup_calls_flops flops tokens_per_second mfu
-    truncated_share abort_share hacked_share mtp_loss mtp_length balance_loss
-    length_ratio stale_group_share equal_group_share skipped_group_share impossible_token_share too_long_token_share
-    lost_tokens slow_phase wait_share
+    truncated_share abort_share mtp_loss mtp_grad_norm mtp_length routing_replayed routing_mismatch routing_mismatches
+    imitated_tokens imitation_loss length_ratio stale_group_share equal_group_share skipped_group_share
+    impossible_token_share too_long_token_share lost_tokens slow_phase wait_share
     """.split()
 )
 """Figures without a family: metrics, and what trainer/monitor/figures.py derives from them."""
@@ -35,18 +35,18 @@ FAMILIES = frozenset(
     reward_by_domain groups_by_domain tokens_by_domain reward_by_agent groups_by_agent tokens_by_agent share_by_agent
     turns_by_agent length_by_agent unused_groups masked_tokens excluded_tokens left_out_rollouts
     left_out_tokens survival_by_length left_out_by_length behaviour events tool_failure_rate failure_rate_by_domain
-    seconds
+    return_deviation seconds
     """.split()
 )
 """Metrics of several numbers, each by its key."""
 BEHAVIOUR = frozenset(
     """
     turns calls failure_rate repeat_rate characters_per_turn reasoning_share turns_to_first_edit model_seconds
-    tool_seconds tool_time_share command_drift
+    tool_seconds tool_time_share hacked command_drift
     """.split()
 )
 """Keys of `behaviour`."""
-OWN = frozenset({"reward_mean", "truncated_share", "hacked_share"})
+OWN = frozenset({"reward_mean", "truncated_share"})
 OWN_FAMILIES = frozenset({"behaviour", "events", "tool_failure_rate"})
 OWN_LENGTHS = ("positive_length_", "negative_length_")
 
