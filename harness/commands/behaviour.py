@@ -12,7 +12,7 @@ from harness.monitor.progress import make_console
 from proxy.pool.behaviour.statistics import Statistics, drift
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.rule_states import monitor_lines
-from proxy.pool.inspect.run_behaviour import By, run_behaviour
+from proxy.pool.inspect.run_behaviour import UNTRAINED, By, reward_trend, run_behaviour
 
 COLUMNS = {
     "reward": ("reward", "{:.3f}"),
@@ -28,8 +28,10 @@ COLUMNS = {
     "tool_seconds": ("tools s", "{:.1f}"),
 }
 """Figure -> its column, and how it is written."""
-MOST = 20
-"""Commands that are listed."""
+OF_TOOLS = ("reward", "calls", "failure_rate", "repeat_rate")
+"""The figures that are kept by tool."""
+MOST, MOST_OF_ONE = 20, 3
+"""Commands that are listed of a run, and of one agent, domain or task."""
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,10 +47,13 @@ def _show(given: argparse.Namespace) -> int:
     where = whereabouts(given)
     with opened_run(where) as (pool, run):
         sums, rules = run_behaviour(pool, run.id, given.by), monitor_lines(pool, run.id)
+        trends = reward_trend(pool, run.id, given.by) if given.by in ("agent", "domain", "task") else {}
     if not sums:
         raise UserError(f"no rollout of {where.name} has finished yet; wait for the first one")
     console = make_console()
-    console.print(_figures(sums, given.by))
+    console.print(_figures(sums, given.by, trends))
+    if trends:
+        console.print(_commands(sums, given.by))
     whole = Statistics()
     for part in sums.values():
         whole.merge(part)
@@ -61,16 +66,38 @@ def _show(given: argparse.Namespace) -> int:
     return 0
 
 
-def _figures(sums: dict[str, Statistics], by: By) -> Table:
-    table = Table(by, box=box.SIMPLE)
-    for name in ("rollouts", *(column for column, _ in COLUMNS.values()), "drift"):
-        table.add_column(name, justify="right")
-    first: Counter[str] = next(iter(sums.values())).commands
+def _figures(sums: dict[str, Statistics], by: By, trends: dict[str, tuple[float | None, float | None]]) -> Table:
+    table, columns = (
+        Table(by, box=box.SIMPLE),
+        {name: COLUMNS[name] for name in (OF_TOOLS if by == "tool" else COLUMNS)},
+    )
+    table.add_column("rollouts", justify="right")
+    for column, _ in columns.values():
+        table.add_column(column, justify="right")
+    for column in ["drift"] if by == "step" else ["first half", "second half"] if trends else []:
+        table.add_column(column, justify="right")
+    first = next((part.commands for key, part in sums.items() if key != UNTRAINED), Counter[str]())
     for key, part in sums.items():
         means = part.means()
-        cells = [form.format(means[name]) if name in means else "" for name, (_, form) in COLUMNS.items()]
-        moved = drift(part.commands, first) if by == "step" else None
-        table.add_row(key, str(part.rollouts), *cells, "" if moved is None else f"{moved:.3f}")
+        cells = [form.format(means[name]) if name in means else "" for name, (_, form) in columns.items()]
+        if by == "step":
+            cells.append(_number(drift(part.commands, first)))
+        elif trends:
+            cells += map(_number, trends[key])
+        table.add_row(key, str(part.rollouts), *cells)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _commands(sums: dict[str, Statistics], by: By) -> Table:
+    """The most frequent commands of each agent, domain or task, with their shares."""
+    table = Table(by, "commands", box=box.SIMPLE)
+    for key, part in sums.items():
+        some = part.commands.most_common(MOST_OF_ONE)
+        table.add_row(key, ", ".join(f"{name} {count / part.commands.total():.0%}" for name, count in some))
     return table
 
 

@@ -25,6 +25,7 @@ class ToolFigures:
     known: int = 0
     """Of these, the calls whose result is known."""
     failed: int = 0
+    repeated: int = 0
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Statistics:
     """Sums over rollouts."""
 
     rollouts: int = 0
+    whole: int = 0
+    """Of these, the rollouts whose turns and times are in the sums: figures of one tool have none."""
     rewards: int = 0
     reward_sum: float = 0.0
     turns: int = 0
@@ -55,6 +58,7 @@ class Statistics:
     def merge(self, other: "Statistics") -> None:
         """Add the sums of other rollouts."""
         self.rollouts += other.rollouts
+        self.whole += other.whole
         self.rewards += other.rewards
         self.reward_sum += other.reward_sum
         self.turns += other.turns
@@ -73,24 +77,24 @@ class Statistics:
             own.calls += figures.calls
             own.known += figures.known
             own.failed += figures.failed
+            own.repeated += figures.repeated
 
     def means(self) -> dict[str, float]:
         """Return means per rollout, and rates; those that are not known are left out."""
         calls = sum(tool.calls for tool in self.tools.values())
         known = sum(tool.known for tool in self.tools.values())
-        repeats = sum(self.events[kind] for kind in REPEATS)
         rates = {
             "reward": (self.reward_sum, self.rewards),
-            "turns": (self.turns, self.rollouts),
+            "turns": (self.turns, self.whole),
             "calls": (calls, self.rollouts),
             "failure_rate": (sum(tool.failed for tool in self.tools.values()), known),
-            "repeat_rate": (repeats, calls),
+            "repeat_rate": (sum(tool.repeated for tool in self.tools.values()), calls),
             "characters_per_turn": (self.characters, self.turns),
             "reasoning_share": (self.reasoning, self.characters),
             "turns_to_first_edit": (self.turns_to_edit, self.edited),
             "hacked": (self.hacked, self.integrity_known),
-            "model_seconds": (self.model_seconds, self.rollouts),
-            "tool_seconds": (self.tool_seconds, self.rollouts),
+            "model_seconds": (self.model_seconds, self.whole),
+            "tool_seconds": (self.tool_seconds, self.whole),
             "tool_time_share": (self.tool_seconds, self.tool_seconds + self.model_seconds),
         }
         return {name: part / whole for name, (part, whole) in rates.items() if whole}
@@ -106,7 +110,8 @@ def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool |
     What a rollout replays of a recorded one is not its own, and left out.
     """
     work = work_of([item for item in chain if not item.replayed])
-    figures = Statistics(rollouts=1, rewards=int(reward is not None), reward_sum=reward or 0.0, turns=len(work))
+    judged = reward is not None
+    figures = Statistics(rollouts=1, whole=1, rewards=int(judged), reward_sum=reward or 0.0, turns=len(work))
     figures.integrity_known, figures.hacked = int(hacked is not None), int(bool(hacked))
     done = actions(work)
     for number, item in enumerate(work, 1):
@@ -122,7 +127,11 @@ def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool |
             tool.failed += bool(action.fault or failure(action))
             if action.written_files and not figures.edited:
                 figures.edited, figures.turns_to_edit = 1, number
-    figures.events.update(event.kind for event in events(work))
+    for event in events(work):
+        figures.events[event.kind] += 1
+        if event.kind in REPEATS:
+            tool = next(action.tool for action in done[event.completion] if action.call == event.call)
+            figures.tools[tool].repeated += 1
     figures.model_seconds = sum(item.finished_at - item.started_at - (item.queued_seconds or 0.0) for item in work)
     ended = {item.id: item.finished_at for item in work}
     figures.tool_seconds = sum(

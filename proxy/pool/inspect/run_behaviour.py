@@ -1,7 +1,8 @@
 """The behaviour of a run's rollouts, added up by step, agent, domain, task or tool."""
 
 from collections.abc import Iterator
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
 from sqlalchemy import Row, select
 
@@ -20,7 +21,8 @@ UNTRAINED = "-"
 def run_behaviour(pool: Pool, run_id: int, by: By) -> dict[str, Statistics]:
     """Return the figures of the run's finished rollouts by the value of `by`, in the order of the values.
 
-    Rollouts that have left the pool for an archive are left out. By tool, a rollout counts for each tool that it used.
+    Steps are in the order of their numbers, and what no step has taken comes last. Rollouts that have left the pool for
+    an archive are left out. By tool, a rollout counts for each tool that it used.
     """
     sums: dict[str, Statistics] = {}
     for row, figures in _rollouts(pool, run_id):
@@ -28,11 +30,31 @@ def run_behaviour(pool: Pool, run_id: int, by: By) -> dict[str, Statistics]:
         for key in keys:
             part = of_tool(figures, key) if by == "tool" else figures
             sums.setdefault(key, Statistics()).merge(part)
-    return dict(sorted(sums.items(), key=lambda pair: pair[0].zfill(12) if by == "step" else pair[0]))
+    return dict(sorted(sums.items(), key=lambda pair: _place(pair[0], by)))
+
+
+def _place(key: str, by: By) -> tuple[bool, int, str]:
+    numbered = by == "step" and key != UNTRAINED
+    return (by == "step" and not numbered, int(key) if numbered else 0, key)
+
+
+def reward_trend(pool: Pool, run_id: int, by: By) -> dict[str, tuple[float | None, float | None]]:
+    """Return the mean rewards of the first and the second half of a run's rollouts, in the order in which they began.
+
+    None: no rollout of that half has a reward.
+    """
+    rows, halves = _finished(pool, run_id), dict[str, tuple[list[float], list[float]]]()
+    for place, row in enumerate(rows):
+        half = halves.setdefault(_key(row, by), ([], []))[place >= len(rows) // 2]
+        half.extend([] if row.reward is None else [row.reward])
+    return {
+        key: (fmean(first) if first else None, fmean(second) if second else None)
+        for key, (first, second) in halves.items()
+    }
 
 
 def of_tool(figures: Statistics, tool: str) -> Statistics:
-    """Return the figures of a rollout that are about one tool."""
+    """Return the figures of a rollout that are about one tool. Its turns and times are not kept by tool."""
     return Statistics(
         rollouts=figures.rollouts,
         rewards=figures.rewards,
@@ -44,22 +66,24 @@ def of_tool(figures: Statistics, tool: str) -> Statistics:
     )
 
 
-def _key(row: Row[int | None, str, str, str, float | None, int], by: By) -> str:
+def _key(row: Row[Any], by: By) -> str:
     if by == "step":
         return UNTRAINED if row.step is None else str(row.step)
     return str({"agent": row.agent, "domain": row.domain, "task": row.name}[by])
 
 
-def _rollouts(
-    pool: Pool, run_id: int
-) -> Iterator[tuple[Row[int | None, str, str, str, float | None, int], Statistics]]:
+def _finished(pool: Pool, run_id: int) -> list[Row[Any]]:
     columns = (groups.c.step, attempts.c.agent, tasks.c.domain, tasks.c.name, rollouts.c.reward, attempts.c.id)
     looked_at = (rollouts.c.hacked, rollouts.c.integrity.is_not(None).label("looked_at"))
     finished = (groups.c.run_id == run_id) & rollouts.c.finished_at.is_not(None) & groups.c.dropped_at.is_(None)
     query = select(*columns, *looked_at).join_from(rollouts, groups, groups.c.id == rollouts.c.group_id)
     query = query.join(tasks, tasks.c.id == groups.c.task_id).join(attempts, attempts.c.id == rollouts.c.attempt_id)
     with pool.read() as connection:
-        rows = connection.execute(query.where(finished).order_by(rollouts.c.id)).all()
+        return list(connection.execute(query.where(finished).order_by(rollouts.c.id)))
+
+
+def _rollouts(pool: Pool, run_id: int) -> Iterator[tuple[Row[Any], Statistics]]:
+    rows = _finished(pool, run_id)
     for start in range(0, len(rows), ATTEMPTS_AT_ONCE):
         some = rows[start : start + ATTEMPTS_AT_ONCE]
         with pool.read() as connection:
