@@ -245,13 +245,13 @@ def test_stale_groups_are_dropped_at_the_lease(pool: Pool) -> None:
 def test_groups_of_equal_rewards_make_room_for_others_in_their_turn(pool: Pool) -> None:
     run_id, rule = train_run(pool), replace(RULE, refill=True)
     [head, _] = open_group(pool, run_id, TASK, 2)
-    for rewards in ([1.0, 1.0], [1.0, 0.0], [0.0, 0.0, None], [0.0, 0.0]):  # the last is outside of the window
+    for rewards in ([0.3, 0.1 + 0.2], [1.0, 0.0], [0.0, 0.0, None], [0.0, 0.0]):  # the last is outside of the window
         finished_group(pool, run_id, rewards)
     assert lease(pool, run_id, 1, rule) is None
     with pool.read() as connection:
         query = select(groups.c.state, groups.c.reason, groups.c.detail).order_by(groups.c.queue_index)
         rows = [tuple(row) for row in connection.execute(query)]
-    skipped = [("TOMBSTONE", "equal_rewards", f"all are {reward}") for reward in (1, 0)]
+    skipped = [("TOMBSTONE", "equal_rewards", f"all are {reward}") for reward in (0.3, 0)]
     assert rows == [("RUNNING", None, None), skipped[0], ("DONE", None, None), skipped[1], ("DONE", None, None)]
     assert admission(pool, run_id).open_groups == 3
     assert since_last_step(pool, run_id) == {"equal_rewards": 2}

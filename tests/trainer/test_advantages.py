@@ -19,7 +19,7 @@ def test_statistics_are_over_members_with_a_verdict() -> None:
     assert scores == group_relative([1, None, 0, None, 0, 1, 1, None])
 
 
-@pytest.mark.parametrize("rewards", [[1.0, 1.0], [0.5, None], [None, None], []])
+@pytest.mark.parametrize("rewards", [[1.0, 1.0], [0.3, 0.1 + 0.2], [0.5, None], [None, None], []])
 def test_a_group_without_differences_teaches_nothing(rewards: list[float | None]) -> None:
     assert group_relative(rewards) is None
 

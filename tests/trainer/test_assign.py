@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -230,8 +230,9 @@ def test_a_turn_in_a_full_context_costs_unless_it_manages_it() -> None:
     credit = Credit(returns="turns", process=process)
     rollouts = [labelled("main", "shell"), labelled("main", "shell", "fold"), labelled("compaction")]
     members = [member(number, 1.0, completions=chain) for number, chain in enumerate(rollouts)]
-    own = [[0.9, 0.9, 0.95], [0.95, 0.95, 0.95], [0.95, 0.95, 0.95]]
-    baselines = [0.95, 0.925, 0.925]
+    members.append(member(3, 0.0, turns=1))  # or nothing but their length would differ
+    own = [[0.9, 0.9, 0.95], [0.95, 0.95, 0.95], [0.95, 0.95, 0.95], [0.0]]
+    baselines = [1.9 / 3, 1.85 / 3, 1.85 / 3, 2.8 / 3]
     for got, returns, baseline in zip(
         by_turn(assemble([group(members)], StepOptions(credit=credit))), own, baselines, strict=True
     ):
@@ -246,13 +247,32 @@ def test_equal_verdicts_are_trained_for_process_rewards_alone() -> None:
     side = [replace(item, label="side") for item in at_work([0])]
     unlike = [[member(0, 1.0, completions=at_work([0])), *plain[1:]], [member(0, 1.0, completions=side), *plain[1:]]]
     credit = Credit(returns="turns", speed_weight=0.1, overlong_limit=3, process=process)
-    assert assemble([group(plain)], StepOptions(credit=credit)).dropped_groups == 1
-    assert assemble([group(unlike[0])], StepOptions(credit=credit)).dropped_groups == 0
-    assert assemble([group(unlike[1])], StepOptions(credit=credit)).dropped_groups == 1
+    for members, equal in ((plain, 1), (unlike[0], 0), (unlike[1], 1)):
+        batch = assemble([group(members)], StepOptions(credit=credit))
+        assert batch.dropped_groups == batch.equal_groups == equal
     for other in (Credit(), Credit(returns="turns"), Credit(returns="turns", process_weight=0.0)):
         assert assemble([group(unlike[0])], StepOptions(credit=other)).dropped_groups == 1
     alike = [member(number, 1.0, completions=at_work([0])) for number in range(2)]
     assert assemble([group(alike)], StepOptions(credit=credit)).dropped_groups == 1
+    few = assemble([group([member(0, 1.0)], size=4)], StepOptions(credit=credit))
+    assert (few.dropped_groups, few.equal_groups) == (1, 0)
+
+
+def test_the_length_of_prompts_makes_no_group_worth_training() -> None:
+    """All verdicts are equal. Prompts of the second and third turn are long, and a shorter rollout has none."""
+    process = ProcessRewards(full_context=0.05, full_context_tokens=5, tool_errors=0.1)
+
+    def main(failing: Sequence[int] = (), turns: int = 3) -> list[Completion]:
+        return [replace(item, label="main") for item in at_work(failing, turns=turns)]
+
+    for baseline, reward in (("first", 1.0), ("none", 0.0)):
+        credit = Credit(returns="turns", baseline=cast(Any, baseline), process=process)
+        members = [member(0, reward, completions=main()), member(1, reward, completions=main(turns=1))]
+        batch = assemble([group(members)], StepOptions(credit=credit))
+        assert batch.equal_groups == 1 and batch.rows == []
+        failing = member(0, reward, completions=main([0]))
+        batch = assemble([group([failing, members[1]])], StepOptions(credit=credit))
+        assert batch.equal_groups == 0 and by_turn(batch)[0][-1] < 0  # then it costs, too
 
 
 def test_the_pool_keeps_for_a_step_what_the_step_trains(pool: Pool, ranks: Ranks, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_rewards_are_told_by_domain_and_missing_ones_are_not_counted() -> None:
         [group(rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)), group(rollout(4, 1.0), domain="qa")]
     )
     assert metrics["reward_by_domain"] == {"agent": 0.5, "qa": 1.0} and metrics["reward_mean"] == pytest.approx(2 / 3)
+    assert metrics["equal_groups"] == metrics["dropped_groups"] == 1
     assert "reward_mean" not in metrics_of([group(rollout(1, None), rollout(2, None))])
 
 

@@ -8,11 +8,9 @@ import random
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from proxy.pool.behaviour.process import equal_rewards
 from proxy.pool.rollouts.failures import enough_valid
 from trainer.config.estimators import Estimator
-
-ZERO_VARIANCE = 1e-6
-"""Rewards with a standard deviation up to this count as equal."""
 
 
 def group_relative(rewards: Sequence[float | None], estimator: Estimator = "grpo") -> list[float | None] | None:
@@ -23,7 +21,7 @@ def group_relative(rewards: Sequence[float | None], estimator: Estimator = "grpo
     whole group when its rewards are equal or only one member has one: it teaches nothing.
     """
     valid = [reward for reward in rewards if reward is not None]
-    if len(valid) < 2 or stdev(valid) <= ZERO_VARIANCE:
+    if len(valid) < 2 or equal_rewards(valid):
         return None
     mean = fmean(valid)
     factors = {"grpo": 1 / (stdev(valid) + 1e-6), "dr_grpo": 1.0, "rloo": len(valid) / (len(valid) - 1)}

@@ -52,6 +52,8 @@ class _JudgedRollout:
     """The place of each turn (`returns.places`)."""
     process: list[float]
     """The process reward of each turn, weighted."""
+    lasting: list[float]
+    """The same without the cost of long prompts: what may keep a group of equal verdicts."""
     outcome: float
     """The verifier's reward, plus what shaping adds."""
     success: bool
@@ -94,8 +96,8 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
         for member, reward in zip(group.rollouts, rewards, strict=True)
     ]
     verdicted = [one for one in judged if one is not None]
-    equal = group_relative(rewards) is None and not differ(one.process for one in verdicted)
-    earned = any(one.outcome or any(one.process) for one in verdicted)
+    equal = group_relative(rewards) is None and not differ(one.lasting for one in verdicted)
+    earned = any(one.outcome or any(one.lasting) for one in verdicted)
     if equal and not (options.credit.absolute and earned):
         return GroupCredit([None] * len(verdicts), dropped=EQUAL)
     rollouts = _shaped(judged, options.credit)
@@ -114,13 +116,17 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
 def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) -> _JudgedRollout:
     """A rollout with its reward, and the process rewards of its turns where they count."""
     credit, turns = options.credit, turns_of(member, options.labels)
-    process, unplaced, rule = [0.0] * len(turns), 0, credit.process_rule(options.labels)
+    unplaced, rule = 0, credit.process_rule(options.labels)
+    process = lasting = [0.0] * len(turns)
     if rule is not None:
-        process, unplaced = turn_rewards(figures(member.completions, rule.needs_events), member.parts, rule)
+        own = figures(member.completions, rule.needs_events)
+        process, unplaced = turn_rewards(own, member.parts, rule)
+        lasting, _ = turn_rewards(own, member.parts, rule.without_length)
     return _JudgedRollout(
         turns=turns,
         places=formulas.places([turn.label == "subagent" for turn in turns]),
         process=process,
+        lasting=lasting,
         outcome=reward,
         success=reward >= credit.SUCCESS,
         unplaced=unplaced,

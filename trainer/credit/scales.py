@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from trainer.credit.advantages import ZERO_VARIANCE
+from proxy.pool.behaviour.process import SAME
 
 KEPT = 0.99
 """What an earlier step weighs, relative to the one after it: a horizon of 100 steps that have groups of the domain."""
@@ -35,7 +35,7 @@ class DomainReturns(msgspec.Struct, frozen=True, kw_only=True):
         if self.steps < LEAST_STEPS or self.groups < LEAST_GROUPS:
             return None
         deviation = math.sqrt(self.squares / self.weight)
-        return deviation if deviation > ZERO_VARIANCE else None
+        return deviation if deviation > SAME else None
 
 
 def deviations(scales: Mapping[str, Any]) -> dict[str, float]:

@@ -93,6 +93,8 @@ class TrainingBatch:
     """Rewards of the members with a verdict, as the verifier gave them."""
     dropped_groups: int
     """Groups without rows: their rewards are equal, or too few members have one."""
+    equal_groups: int
+    """Of these, the groups without a difference to learn from: rewards are equal, and process rewards too."""
     unplaced_rewards: int = 0
     """Process rewards that name no turn of their rollout."""
     scales: dict[str, Any] | None = None
@@ -184,6 +186,7 @@ def assemble(groups: Sequence[LeasedGroup], options: StepOptions, cost: Cost = i
         fates=fates,
         rewards=[member.verdict for member in members if member.verdict is not None],
         dropped_groups=sum(credit.dropped is not None for credit in credits),
+        equal_groups=sum(credit.dropped == assign.EQUAL for credit in credits),
         unplaced_rewards=sum(credit.unplaced for credit in credits),
         scales=assign.scales_after(groups, credits, options),
     )

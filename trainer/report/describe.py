@@ -129,7 +129,7 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
         "valid_rollouts": len(batch.rewards),
         "groups": len(groups),
         "dropped_groups": batch.dropped_groups,
-        "equal_groups": sum(len({reward for reward, _ in judged(group)}) == 1 for group in groups),
+        "equal_groups": batch.equal_groups,
     }
 
 

@@ -5,8 +5,8 @@ Left out: which turn's tokens get which advantage (trainer/credit).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,6 +22,8 @@ PENALISED: dict[str, tuple[Kind, ...]] = {
     "retry_loops": (Kind.RETRY_LOOP,),
 }
 """Forge's kinds (MiniMax-M2) -> the events that count. A call counts once for each, whatever is wrong with it."""
+SAME = 1e-6
+"""Rewards that differ by no more are equal: means and sums of the same parts may differ in their last digits."""
 MANAGING = ("compact", "discard", "fold")
 """Tools by which an agent makes its context shorter, or spares it (docs/agents.md, "The project's own agent")."""
 
@@ -60,6 +62,11 @@ class ProcessRule:
     @property
     def needs_events(self) -> bool:
         return any(self.penalties.values())
+
+    @property
+    def without_length(self) -> "ProcessRule":
+        """The same without the cost of long prompts, for `differ`: length alone keeps no group of equal rewards."""
+        return replace(self, full_context=0.0)
 
 
 def figures(chain: Sequence[Completion], counted: bool = True) -> list[TurnFigures]:
@@ -117,13 +124,19 @@ def within(rewards: Sequence[float], bound: float) -> list[float]:
     return [reward * bound / size for reward in rewards] if size > bound else list(rewards)
 
 
+def equal_rewards(rewards: Collection[float]) -> bool:
+    """Whether rewards count as equal: the trainer drops such a group, and `batch.refill` skips it."""
+    return max(rewards) - min(rewards) <= SAME
+
+
 def differ(rollouts: Iterable[Sequence[float]]) -> bool:
     """Whether rollouts have different process rewards: other turns earn some, or as many earn another one.
 
-    The number of turns that earn nothing does not count, so length alone makes no difference.
+    The rewards are those of the rule `without_length`, and the number of turns that earn nothing does not count, so
+    length alone makes no difference.
     """
     earned = {
-        tuple((turn, round(reward, 6)) for turn, reward in enumerate(rewards) if abs(reward) > 1e-6)
+        tuple((turn, round(reward, 6)) for turn, reward in enumerate(rewards) if abs(reward) > SAME)
         for rewards in rollouts
     }
     return len(earned) > 1

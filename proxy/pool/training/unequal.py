@@ -30,6 +30,7 @@ def unequal(connection: Connection, rollout_ids: Collection[int], rule: ProcessR
     chains = of_attempts(connection, list(missing.values()), experts=False)
     made = {id: figures(labelled(chains[attempt_id])) for id, attempt_id in missing.items()}
     rewards: dict[int, list[list[float]]] = {}
+    rule = rule.without_length
     for m in members:
         known = made.get(m.id) or msgspec.convert(m.behaviour or [], list[TurnFigures])
         rewards.setdefault(m.group_id, []).append(turn_rewards(known, m.reward_parts or {}, rule)[0])

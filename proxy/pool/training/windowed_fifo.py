@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, func, select, update
 
-from proxy.pool.behaviour.process import ProcessRule
+from proxy.pool.behaviour.process import SAME, ProcessRule, equal_rewards
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempts
 from proxy.pool.database import Pool, retried
@@ -191,7 +191,7 @@ def _anything_to_do(connection: Connection, run_id: int, rule: LeaseRule) -> boo
     """Whether there may be a batch to take, or groups to skip."""
     equal: set[int] = set()
     if rule.refill:
-        one_reward = func.min(rollouts.c.reward) == func.max(rollouts.c.reward)
+        one_reward = func.max(rollouts.c.reward) - func.min(rollouts.c.reward) <= SAME  # as equal_rewards
         finished = select(groups.c.id).join_from(groups, rollouts).where(waiting(run_id) & (groups.c.state == "DONE"))
         finished = finished.where(~MASKED)
         equal.update(connection.scalars(finished.group_by(groups.c.id).having(one_reward)))
@@ -248,7 +248,7 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
         lags.setdefault(m.group_id, []).extend([lag] if why is None else [])
         valid.setdefault(m.group_id, {}).update({m.id: m.reward} if why is None else {})
     whys = {id: _unusable(lags[id], len(retired[id]), size, now, rule) for id, size in sizes.items()}
-    equal = [id for id in whys if rule.refill and whys[id] is None and len(set(valid[id].values())) == 1]
+    equal = [id for id in whys if rule.refill and whys[id] is None and equal_rewards(valid[id].values())]
     different: set[int] = set()
     figures: unequal.Figures = {}
     if equal and rule.process is not None:
