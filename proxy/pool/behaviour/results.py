@@ -7,16 +7,11 @@ that answers a question (`grep` without a match, a test that fails) is no failur
 import re
 
 from proxy.pool.behaviour.actions import Action
+from proxy.pool.behaviour.error_texts import PROGRAM, RUNNERS, SHELL, deciding, hidden, raised, tells_of
 from proxy.pool.behaviour.exits import REFUSED, code_before, code_behind, flagged_code
 from proxy.pool.behaviour.frames import unframed
-from proxy.pool.completions.observed import ToolResult
+from proxy.pool.completions.observed import HEAD, TAIL, ToolResult
 
-_SHELL = re.compile(
-    r"^(?:/(?:usr/)?bin/)?(?:ba|z|da|)sh: "
-    r".*(?:not found|No such file or directory|[Pp]ermission denied|syntax error.*)$"
-)
-_PROGRAM = re.compile(r"^(?P<program>[\w.+-]+): .*(?:No such file or directory|Permission denied|[Ii]s a directory)$")
-_RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*)?$")
 _TIMED_OUT = re.compile(
     r"^\W{0,3}(?:Error: |The )?(?:\w+ )?(?:command|tool|process|execution|call|request)\b"
     r"[^\n]{0,60}(?:timed out|exceed\w* (?:the )?time-?out)|\A\s*Time(?:d )?out\b|^subprocess\.TimeoutExpired",
@@ -25,13 +20,8 @@ _TIMED_OUT = re.compile(
 TIMEOUT_CODES = (124, 137)
 """Exit codes of `timeout`."""
 ANSWERS = {"grep", "egrep", "fgrep", "rg", "ag", "diff", "cmp", "test", "[", "[[", "pgrep", "which", "command",
-           "git diff", "git grep", "false", "expr"}  # fmt: skip
+           "git diff", "git grep", "expr"}  # fmt: skip
 """Programs that exit with 1 to say no."""
-RUNNERS = re.compile(
-    r"^(?:py\.?test|tox|nox|unittest|nosetests|jest|vitest|mocha|ctest|rspec|phpunit|npm (?:test|run|t)|yarn \w+"
-    r"|pnpm \w+|npx|go (?:test|vet)|cargo (?:test|check|clippy)|make|mvn|gradle|gradlew|ruff|mypy|flake8|eslint|tsc)$"
-)
-"""Programs whose exit code says that the code under test, and not the call, is wrong."""
 RUNNER_CODES = range(1, 3)
 ERROR_LENGTH = 300
 """Characters that an error has at most in place of a file's content."""
@@ -48,10 +38,14 @@ def failure(action: Action) -> str:
     stopped = code in TIMEOUT_CODES or (code != 0 and bool(_TIMED_OUT.search(ends)))
     if stopped and (result.error or code is not None or action.sort == "shell"):
         return "time-out"
-    if code is not None:
-        return f"exit code {code}" if code != 0 and not _answers(action, code, result) else ""
-    if result.error:
+    if code:
+        return "" if _answers(action, code, result) else f"exit code {code}"
+    if code is None and result.error:
         return "flag"
+    if action.sort == "shell" and tells_of(hidden(action.commands), _text(result)):
+        return "shell"
+    if code == 0:
+        return ""
     if action.sort == "shell":
         return "shell" if _shell_failed(action, result) else "refused" if REFUSED.match(result.head) else ""
     whole = result.size <= ERROR_LENGTH or action.sort in ("edit", "other")
@@ -75,24 +69,31 @@ def _codes(action: Action, result: ToolResult) -> list[int]:
 
 
 def _answers(action: Action, code: int, result: ToolResult) -> bool:
-    """Whether an exit code is the answer to what was asked."""
-    if not action.commands or any(_SHELL.match(line) for line in _lines(result)):
+    """Whether an exit code is the answer to what was asked, by the command that it is of."""
+    last = deciding(action.commands)
+    if last is None or any(SHELL.match(line) for line in _lines(result)):
         return False
-    last = action.commands[-1]
+    if tells_of([each for each in action.commands if each is not last], _text(result)):
+        return False
     if code == 1 and (last.head in ANSWERS or last.program in ANSWERS):
         return True
-    return code in (*RUNNER_CODES, 101) and any(RUNNERS.match(command.head) for command in action.commands)
+    return code in (*RUNNER_CODES, 101) and bool(RUNNERS.match(last.head))
 
 
 def _shell_failed(action: Action, result: ToolResult) -> bool:
     """Whether output without an exit code ends as that of a program that failed."""
     lines = _lines(result)
     last = lines[-1] if lines else ""
-    if _SHELL.match(last):
+    if SHELL.match(last):
         return True
-    if (match := _PROGRAM.match(last)) and any(match["program"] == command.program for command in action.commands):
+    if (match := PROGRAM.match(last)) and any(match["program"] == command.program for command in action.commands):
         return True
-    return "Traceback (most recent call last):" in result.head + result.tail and bool(_RAISED.match(last))
+    return raised(result.head + result.tail, [last])
+
+
+def _text(result: ToolResult) -> str:
+    """What is kept of a result, without a break where nothing is missing."""
+    return result.head + ("\n" if result.size > HEAD + TAIL else "") + result.tail
 
 
 def _lines(result: ToolResult) -> list[str]:

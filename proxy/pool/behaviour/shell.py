@@ -43,6 +43,8 @@ class Command:
     """The files that its output is redirected to."""
     text: str = ""
     """The text of a here-document that it reads."""
+    after: str = ""
+    """The operator before it: `;` (or a new line, or `&`), `&&`, `||`, `|`. Empty: it is the first one."""
 
     @property
     def program(self) -> str:
@@ -86,7 +88,8 @@ def commands(script: str, depth: int = 0) -> list[Command]:
         own = _unwrapped(command)
         inner = _inner(own)
         if inner is not None and depth < DEEPEST:
-            found += [*commands(inner, depth + 1), *([Command((), own.writes)] if own.writes else [])]
+            opened = [*commands(inner, depth + 1), *([Command((), own.writes)] if own.writes else [])]
+            found += [replace(each, after=each.after if place else own.after) for place, each in enumerate(opened)]
         elif (own.words or own.writes) and own.program not in MARKS:
             found.append(own)
     return found
@@ -96,6 +99,7 @@ def _simple(script: str, bodies: list[str]) -> Iterator[Command]:
     words: list[str] = []
     writes: list[str] = []
     word, target, text = None, "", ""  # the word that is being read, and what a redirection does with it
+    after, first = "", True
     for match in [*_PIECE.finditer(script), None]:
         kind = "end" if match is None else match.lastgroup
         if match is not None and kind in ("plain", "double", "escaped", "bare", "other"):
@@ -115,7 +119,10 @@ def _simple(script: str, bodies: list[str]) -> Iterator[Command]:
             target = kind
         elif kind == "end":
             if words or writes:
-                yield Command(tuple(words), tuple(writes), text)
+                yield Command(tuple(words), tuple(writes), text, "" if first else after or ";")
+                first, after = False, ""
+            if match is not None and match["end"] not in ("(", ")", "`"):
+                after = after or (";" if match["end"] in ("\n", "&") else match["end"])
             words, writes, target, text = [], [], "", ""
 
 

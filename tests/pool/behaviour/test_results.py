@@ -48,6 +48,57 @@ def test_agents_that_print_their_frame_first_are_known_by_all_their_results() ->
     assert of_last(OLDER.format("Exit code: 0", 3)) == ("exit code 3", True)
 
 
+NO_FILE, TRACE = "cat: a.txt: No such file or directory", "Traceback (most recent call last):\n  File\nValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "output"),
+    [
+        ("cat a.txt || true", 0, NO_FILE),
+        ("cat a.txt; true", 0, NO_FILE),
+        ("cat a.txt\n:", 0, NO_FILE),
+        ("cat a.txt && echo b || true", 0, NO_FILE),
+        ("cat a.txt || false", 1, NO_FILE),
+        ("cat a.txt || [ -f b ]", 1, NO_FILE),
+        ("cat a.txt; make -v", 0, f"{NO_FILE}\nGNU Make 4.3"),
+        ("cat a.txt | head -3", 0, NO_FILE),
+        ("bash -c 'cat a.txt; echo'", 0, NO_FILE),
+        ("foo --x; echo done", 0, "bash: line 1: foo: command not found\ndone"),
+        ("python a.py || true", 0, TRACE),
+        ("npx x; cat a.txt", 1, f"npx x\n{NO_FILE}"),
+        ("npx x && cat a.txt", 1, NO_FILE),
+        ("npx x | cat a.txt", 1, NO_FILE),
+        ("make -v && gcc a.c", 1, "GNU Make 4.3\na.c:1: error"),
+        ("cat a.txt || make", 2, NO_FILE),
+        ("ls a b; echo", 0, "ls: cannot access 'b': No such file or directory\na"),
+        ("seq 90; cat a.txt; true", 0, "\n".join(map(str, range(106))) + f"\n{NO_FILE}"),  # over the cut at 300
+    ],
+)
+def test_an_exit_code_of_ones_own_hides_no_failure(command: str, code: int, output: str) -> None:
+    assert of_last(f"{output}\n[exit code: {code}]", command=command)[0]
+    if code == 0:  # agents without frames
+        assert of_last(output, command=command) == ("shell", False)
+        assert of_last(f"{output}\n[exit code: 0]", command=command) == ("shell", False)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "output"),
+    [
+        ("cd /repo && pytest -q && echo ok", 1, "1 failed"),
+        ("pytest -q || exit 1", 1, "1 failed"),
+        ("set -o pipefail; pytest -q 2>&1 | tee log | tail -5", 1, "1 failed"),
+        ("python -m pytest -q; echo $?", 0, f"{TRACE}\n1 failed\n1"),
+        ("cat ci.log; echo", 0, "cat: b.txt: No such file or directory"),
+        ("ls a 2>/dev/null || true", 0, ""),
+        ("which node || echo none", 0, "none"),
+        ("pytest | grep -c passed", 1, "0"),
+        ("cd src && make", 2, "a.c:1: error"),
+    ],
+)
+def test_exit_codes_and_texts_that_answer_are_no_failures(command: str, code: int, output: str) -> None:
+    assert of_last(f"{output}\n[exit code: {code}]", command=command) == ("", False)
+
+
 def test_what_output_says_is_no_certain_failure() -> None:
     assert of_last("text\nrun: x: No such file or directory") == ("shell", False)
     assert of_last("command timed out after 5 s") == ("time-out", False)
