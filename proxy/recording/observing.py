@@ -1,6 +1,7 @@
 """Keeps what a request shows of its agent's surroundings: results, cut, and how the reply's calls fit their tools.
 
-It costs slices of the new messages and one schema check per call of the reply, because it is done before the commit.
+It costs slices of the new messages and one schema check per call of the reply, because it is done before the commit. A
+reply in another script than the task's is looked up in all results of the request.
 Left out: what it means (proxy/pool/behaviour).
 """
 
@@ -10,11 +11,22 @@ from typing import Any
 from proxy.call import Call, Reply
 from proxy.parsing.formats import Format
 from proxy.parsing.schema_check import UNCHECKABLE, misfit
-from proxy.pool.behaviour.scripts import scripts
-from proxy.pool.completions.observed import MOST_RESULTS, MOST_TEXT, UNKNOWN_TOOL, Observed, ToolResult, cut
+from proxy.pool.behaviour.actions import written_commands
+from proxy.pool.behaviour.scripts import scripts, usual, words
+from proxy.pool.completions.observed import (
+    FOREIGN,
+    MOST_RESULTS,
+    MOST_TEXT,
+    UNKNOWN_TOOL,
+    Observed,
+    ToolResult,
+    cut,
+)
 
 FAULT = 200
 """Characters that are kept of a fault, of a broken call, and of an id or a name."""
+MOST_QUOTED = 200
+"""Words of a reply that are looked up in the results."""
 
 
 def observed(call: Call, reply: Reply, form: Format) -> Observed | None:
@@ -22,13 +34,48 @@ def observed(call: Call, reply: Reply, form: Format) -> Observed | None:
     if call.prompt is not None:
         return None
     new = _behind_last_turn(call.messages)
-    seen = {script for message in new for script in scripts(message.get("content") or "")}
+    asked, _ = _asked_and_shown(call.messages[max(0, len(call.messages) - len(new) - 1) :])
     return Observed(
         results=_results(new) if len(new) < len(call.messages) else (),
         faults=_faults(call, reply),
         broken=_broken(reply.content, form.openers) if call.tools and not call.no_calls else "",
-        scripts=tuple(sorted(seen)),
+        scripts=tuple(sorted({script for text in asked for script in scripts(text)})),
+        foreign=_foreign(call.messages, f"{reply.reasoning}\n{reply.content}"),
     )
+
+
+def _asked_and_shown(messages: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """The foreign texts of system and user, and those of results: a user's answer to a written command is one."""
+    asked, shown = list[str](), list[str]()
+    before: dict[str, Any] = {}
+    for message in messages:
+        text = message.get("content") or ""
+        if message["role"] == "assistant":
+            before = message
+        elif not text.isascii():
+            commanded = before.get("content") and not before.get("tool_calls") and written_commands(before["content"])
+            (shown if message["role"] == "tool" or commanded else asked).append(text)
+    return asked, shown
+
+
+def _foreign(messages: Sequence[dict[str, Any]], text: str) -> tuple[tuple[str, str], ...]:
+    """The scripts of a reply that nobody who asked writes, each with its first words that stand in no result."""
+    of_script = words(text)
+    if not of_script:
+        return ()
+    asked, shown = _asked_and_shown(messages)
+    results, expected = "\n".join(shown), usual({script for text in asked for script in scripts(text)})
+    foreign = {script: _first_words(of_script[script], results) for script in sorted(of_script.keys() - expected)}
+    return tuple((script, some) for script, some in foreign.items() if some)
+
+
+def _first_words(some: Sequence[str], results: str) -> str:
+    """The first of these words that do not stand in the results. A reply that quotes many is not read to its end."""
+    own = ""
+    for word in list(dict.fromkeys(some))[:MOST_QUOTED]:
+        if len(own) < FOREIGN and word not in results:
+            own = f"{own} {word}".strip()
+    return own[:FOREIGN]
 
 
 def _behind_last_turn(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -4,7 +4,17 @@ from typing import Any
 
 from proxy.engine.scripted import ScriptedReply
 from proxy.pool.behaviour.read import events
-from proxy.pool.completions.observed import HEAD, MOST_TEXT, TAIL, UNKNOWN_TOOL, Observed, ToolResult, cut, pack, unpack
+from proxy.pool.completions.observed import (
+    HEAD,
+    MOST_TEXT,
+    TAIL,
+    UNKNOWN_TOOL,
+    Observed,
+    ToolResult,
+    cut,
+    pack,
+    unpack,
+)
 from tests.proxy.conftest import SHELL, Serve, Stand
 
 LONG = "é" + "x" * 5000 + "the end"
@@ -95,6 +105,20 @@ async def test_text_completions_leave_nothing_and_scripts_are_kept(serve: Serve)
     text, chat = stand.recorded()
     assert text.observed is None
     assert chat.observed is not None and chat.observed.scripts == ("cyrillic", "han") and chat.observed.results == ()
+
+
+async def test_words_of_a_reply_are_kept_that_no_task_and_no_result_shows(serve: Serve) -> None:
+    said = "文件内容：错误信息。我先看一下这个文件内容"
+    stand = await serve(lambda prompt, ids: ScriptedReply(said))
+    user = {"role": "user", "content": "Mend it."}
+    result = {"role": "tool", "tool_call_id": "c", "content": "文件内容：错误信息"}
+    call = {"id": "c", "type": "function", "function": {"name": "shell", "arguments": "{}"}}
+    await stand.chat(user, {"role": "assistant", "content": "", "tool_calls": [call]}, result, tools=[SHELL])
+    await stand.chat({"role": "user", "content": "修"}, tools=[SHELL])
+    shown, asked = (row.observed for row in stand.recorded())
+    assert shown is not None and shown.scripts == ()
+    assert shown.foreign == (("han", "我先看一下这个文件内容"),)
+    assert asked is not None and asked.scripts == ("han",) and asked.foreign == ()
 
 
 def test_what_is_kept_is_bounded_and_storable() -> None:

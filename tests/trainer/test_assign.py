@@ -188,7 +188,8 @@ def at_work(failing: Sequence[int], reasoning: str = "", turns: int = 3) -> list
         call = {"id": f"c{i}", "type": "function", "function": {"name": "bash", "arguments": f'{{"command": "a{i}"}}'}}
         reply = {"role": "assistant", "content": None, "reasoning_content": reasoning, "tool_calls": [call]}
         result = ToolResult(f"c{i - 1}", "", "no such command", "", 15, i - 1 in failing)
-        shown = Observed(results=(result,) if i else ())
+        foreign = (("han", reasoning),) if reasoning else ()
+        shown = Observed(results=(result,) if i else (), foreign=foreign)
         calls[i] = replace(item, follows=item.prefix_of, finish_reason="tool_calls", reply=reply, observed=shown)
     return calls
 
@@ -196,9 +197,7 @@ def at_work(failing: Sequence[int], reasoning: str = "", turns: int = 3) -> list
 def test_from_a_part_of_the_reward_or_an_event_to_the_advantage_of_each_token() -> None:
     """Verdicts are equal: only what the first turns did differs. A worse second turn is the verifier's `turn:1`."""
     members = [
-        member(
-            0, 1.0, completions=at_work([0], reasoning="我先看一下这个文件的内容")
-        ),  # as if a Chinese task had said so
+        member(0, 1.0, completions=at_work([0], reasoning="我先看一下这个文件的内容")),
         member(1, 1.0, completions=at_work([])),
         member(2, 1.0, completions=at_work([]), parts={"turn:1": -0.12}),
     ]

@@ -230,7 +230,7 @@ def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
     calls = item.reply.get("tool_calls") or ()
     if not calls:
         spoken = results[0] if results and results[0].spoken else None
-        fenced = _scripts_of((item.reply.get("content") or "")[:LONGEST]) if spoken else []
+        fenced = written_commands(item.reply.get("content") or "") if spoken else []
         return [Action(item.id, None, WRITTEN, fenced[0], result=spoken)] if len(fenced) == 1 else []
     faults = item.observed.faults if item.observed else ()
     matched = _matched([call.get("id", "") for call in calls], results)
@@ -247,8 +247,9 @@ def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
     ]
 
 
-def _scripts_of(content: str) -> list[str]:
-    """The scripts in a text: its fenced commands, else all keystrokes of a JSON answer as one."""
+def written_commands(content: str) -> list[str]:
+    """Return the scripts in a text: its fenced commands, else all keystrokes of a JSON answer as one."""
+    content = content[:LONGEST]
     try:
         typed = "".join(msgspec.json.decode(match[1], strict=False, type=str) for match in KEYS.finditer(content))
     except (msgspec.DecodeError, UnicodeEncodeError):

@@ -1,6 +1,7 @@
 """The scripts that a text is written in, other than Latin."""
 
 import re
+from collections.abc import Collection
 
 LETTERS = {
     "han": "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
@@ -18,6 +19,8 @@ ENDS = 2048
 """Characters at each end of a text in which `scripts` looks, as it runs for every request."""
 SHORTEST = {"han": 2, "kana": 2, "hangul": 2, "greek": 4, "thai": 2}
 """Letters in a row that make a word, where it is not 3: formulas have single Greek letters, faces a single kana."""
+TOGETHER = {"han": ("kana", "hangul"), "kana": ("han",), "hangul": ("han",)}
+"""Scripts that are written beside one another."""
 _ANY = re.compile(f"[{''.join(LETTERS.values())}]")
 _LETTER = {script: re.compile(f"[{letters}]") for script, letters in LETTERS.items()}
 _WORD = {script: re.compile(f"[{letters}]{{{SHORTEST.get(script, 3)},}}") for script, letters in LETTERS.items()}
@@ -29,6 +32,11 @@ def scripts(text: str) -> tuple[str, ...]:
         return ()
     ends = text if len(text) <= 2 * ENDS else text[:ENDS] + text[-ENDS:]
     return tuple(script for script, letter in _LETTER.items() if letter.search(ends)) if _ANY.search(ends) else ()
+
+
+def usual(seen: Collection[str]) -> set[str]:
+    """Return the scripts that are expected where these were seen."""
+    return {*seen, *(other for script in seen for other in TOGETHER.get(script, ()))}
 
 
 def words(text: str) -> dict[str, list[str]]:

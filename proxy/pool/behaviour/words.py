@@ -2,25 +2,21 @@
 
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from proxy.pool.behaviour.actions import Readable
 from proxy.pool.behaviour.event import Event, Kind, quoted
-from proxy.pool.behaviour.scripts import words
+from proxy.pool.behaviour.scripts import usual
 from proxy.pool.completions.records import CUT_FINISH_REASONS, REPETITION
 
 MIXED = 8
 """Letters of a strange script from which a text counts as mixed."""
-TOGETHER = {"han": ("kana", "hangul"), "kana": ("han",), "hangul": ("han",)}
-"""Scripts that are written beside one another."""
 WINDOW = 1200
 """Characters that are looked at together for repetition."""
 REPETITIVE = 0.12
 """Length of a repeating window after compression, against its own."""
 TIMES, PERIOD_WORDS = 6, 60
 """How often a passage stands in a row to be endless, and how many words it has at most."""
-_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|\"[^\"\n]*\"|“[^”\n]*”|「[^」]*」", re.DOTALL)
-"""Quotations: they are in the language of what they quote."""
 _CANNOT = (
     r"(?:simply )?(?:cannot|can't|can not|could not|couldn't|am unable to|was unable to|unable to|not able to"
     r"|wasn't able to|haven't been able to)"
@@ -36,10 +32,11 @@ _WORD = re.compile(r"\w")
 
 
 def speech_events(item: Readable, seen: Collection[str], last: bool) -> Iterator[Event]:
-    """Yield the events of one reply's texts. `seen`: the scripts that it was shown. `last`: it ends the work."""
+    """Yield the events of one reply's texts. `seen`: the scripts of those who asked. `last`: it ends the work."""
     reasoning, content = item.reply.get("reasoning_content") or "", item.reply.get("content") or ""
-    if item.observed is not None:  # else the task's language is not known
-        yield from _mixing(item, (reasoning, content), seen)
+    for script, words in item.observed.foreign if item.observed is not None else ():
+        if len(words.replace(" ", "")) >= MIXED and script not in usual(seen):
+            yield Event(Kind.LANGUAGE_MIXING, item.id, name=script, quote=quoted(words))
     passage, end = repeated_passage(reasoning) or repeated_passage(content), (content or reasoning)[-200:]
     if passage or item.finish_reason == REPETITION:
         yield Event(Kind.REPETITION, item.id, quote=quoted(passage or end))
@@ -50,15 +47,6 @@ def speech_events(item: Readable, seen: Collection[str], last: bool) -> Iterator
         yield Event(Kind.EMPTY_TURN, item.id, quote=quoted(reasoning))
     if last and not acting and (match := _GIVING_UP.search(content)):
         yield Event(Kind.GIVING_UP, item.id, quote=quoted(content[max(0, match.start() - 40) : match.end() + 80]))
-
-
-def _mixing(item: Readable, texts: Sequence[str], seen: Collection[str]) -> Iterator[Event]:
-    """At most one event per script: words of it that nothing before showed."""
-    usual = {*seen, *(other for script in seen for other in TOGETHER.get(script, ()))}
-    strange = words("\n".join(text if text.isascii() else _CODE.sub(" ", text) for text in texts))
-    for script, some in strange.items():
-        if script not in usual and sum(map(len, some)) >= MIXED:
-            yield Event(Kind.LANGUAGE_MIXING, item.id, name=script, quote=quoted(" ".join(some)))
 
 
 def repeated_passage(text: str) -> str:

@@ -12,6 +12,8 @@ MOST_TEXT = 8192
 """Characters of all results of one request that are kept. The results behind these keep their sizes and flags."""
 MOST_RESULTS = 64
 """Results of one request that are kept at all."""
+FOREIGN = 40
+"""Characters of a reply's foreign words of one script that are kept."""
 UNKNOWN_TOOL = "unknown tool"
 """The fault of a call of a tool that the request did not offer."""
 
@@ -44,7 +46,10 @@ class Observed(msgspec.Struct, frozen=True, array_like=True):
     broken: str = ""
     """The beginning of a call in the reply that could not be parsed and stayed text."""
     scripts: tuple[str, ...] = ()
-    """The scripts other than Latin in the messages behind the last assistant turn."""
+    """The scripts other than Latin in the messages of system and user behind the last assistant turn."""
+    foreign: tuple[tuple[str, str], ...] = ()
+    """Scripts that nobody who asked has written, each with the first words of the reply in it that stand in no result.
+    Empty also in rows of before these were kept."""
 
 
 _decode = msgspec.json.Decoder(Observed).decode
