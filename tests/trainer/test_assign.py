@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from proxy.pool.completions.observed import Observed, ToolResult
+from proxy.pool.behaviour.process import figures
+from proxy.pool.completions.observed import UNKNOWN_TOOL, Observed, ToolResult
 from proxy.pool.completions.records import Completion, NewCompletion
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
@@ -221,7 +222,7 @@ def test_a_turn_in_a_full_context_costs_unless_it_manages_it() -> None:
     """The prompts of the three turns have 3, 6 and 10 tokens."""
 
     def labelled(label: str, *tools: str) -> list[Completion]:
-        calls = [{"function": {"name": tool, "arguments": "{}"}} for tool in tools]
+        calls = [{"function": {"name": tool, "arguments": '{"prompt": "p"}'}} for tool in tools]
         first, second, third = (replace(item, label="main") for item in at_work([]))
         return [first, replace(second, label=label, reply={**second.reply, "tool_calls": calls}), third]
 
@@ -255,6 +256,32 @@ def test_equal_verdicts_are_trained_for_process_rewards_alone() -> None:
     assert assemble([group(alike)], StepOptions(credit=credit)).dropped_groups == 1
     few = assemble([group([member(0, 1.0)], size=4)], StepOptions(credit=credit))
     assert (few.dropped_groups, few.equal_groups) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "fault", "result", "spared"),
+    [
+        ("compact", '{"notes": "a"}', "", "done", True),
+        ("discard", '{"keep_last": 0}', "", "done", True),
+        ("compact", '{"notes": "a"}', "", None, True),  # the next request shows notes in the place of all turns
+        ("compact", '{"notes": "a"}', UNKNOWN_TOOL, None, False),
+        ("compact", "{}", "the call lacks 'notes'", None, False),
+        ("compact", '{"notes": " "}', "", "done", False),
+        ("compact", "", "", "done", False),
+        ("discard", '{"keep_last": -1}', "", "Error: keep_last must be 0 or more", False),
+        ("shell", '{"command": "compact"}', "", "done", False),
+    ],
+)
+def test_only_a_call_that_works_manages_a_context(
+    tool: str, arguments: str, fault: str, result: str | None, spared: bool
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": tool, "arguments": arguments}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    first, second = chain(HISTORY[:2])
+    shown = () if result is None else (ToolResult("c", "", result, "", len(result)),)
+    first = replace(first, reply=reply, observed=Observed(faults=(fault,) if fault else ()))
+    second = replace(second, follows=first.id, observed=Observed(results=shown))
+    assert [turn.manages for turn in figures([first, second])] == [spared, False]
 
 
 def test_the_length_of_prompts_makes_no_group_worth_training() -> None:

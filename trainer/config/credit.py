@@ -27,7 +27,7 @@ class ProcessRewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Cost of each call that fails for at least the third time in a row."""
     full_context: Weight = 0.0
     """Cost of each turn of the main work whose prompt is longer than `full_context_tokens`, unless it calls `compact`,
-    `discard` or `fold` (FoldAgent)."""
+    `discard` or `fold` (FoldAgent) and the call is not refused."""
     full_context_tokens: NotNegative = 0
     """Such as half of the context. Required with `full_context`."""
 

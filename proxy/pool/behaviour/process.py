@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.pool.behaviour.actions import Readable
+from proxy.pool.behaviour.actions import Readable, actions, work_of
 from proxy.pool.behaviour.event import Event, Kind
 from proxy.pool.behaviour.read import events
+from proxy.pool.behaviour.results import failure
 from proxy.pool.completions.records import Completion
 
 PENALISED: dict[str, tuple[Kind, ...]] = {
@@ -40,7 +41,7 @@ class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     """Length of its prompt; 0 in figures that were stored before it was needed."""
     manages: bool = False
-    """Whether it calls one of `MANAGING`."""
+    """Whether it calls one of `MANAGING`, and the call was not refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +75,23 @@ def figures(chain: Sequence[Completion], counted: bool = True) -> list[TurnFigur
 
     `counted=False` leaves the events out, for a rule that does not need them.
     """
-    counts = penalised(chain) if counted else {}
+    counts, managing = penalised(chain) if counted else {}, _managing(chain)
     return [
-        TurnFigures(item.ordinal, item.label, counts.get(item.id, ()), item.prompt_length, _manages(item))
+        TurnFigures(item.ordinal, item.label, counts.get(item.id, ()), item.prompt_length, item.id in managing)
         for item in chain
         if not item.replayed
     ]
 
 
-def _manages(item: Completion) -> bool:
-    return any(call["function"]["name"] in MANAGING for call in item.reply.get("tool_calls") or ())
+def _managing(chain: Sequence[Completion]) -> set[int]:
+    """The completions with a call of `MANAGING` that says something, fits its tool, and is not known to have failed."""
+    calls = (action for some in actions(work_of(chain)).values() for action in some if action.tool in MANAGING)
+    return {
+        action.completion
+        for action in calls
+        if not (action.fault or failure(action))
+        and any(str(value).strip() for value in (action.arguments or {}).values())
+    }
 
 
 def penalised(chain: Sequence[Readable]) -> dict[int, tuple[int, ...]]:
