@@ -17,8 +17,11 @@ from proxy.pool.completions.labels import COMPACTION, SUBAGENT
 
 LONGEST = 60_000
 """Characters of a trajectory that a judge is shown: about 15000 tokens."""
-LONGEST_TEXT = 4000
-"""Characters of one text in it: a reasoning, a reply, the arguments of a call."""
+LIMITS = ((4000, 4000, 4000), (1000, 4000, 4000), (300, 4000, 4000), (100, 1000, 4000), (100, 300, 1000), (0, 100, 300),
+          (0, 0, 100))  # fmt: skip
+"""Characters of one result, of a reasoning or a reply, and of a call's arguments in it: the first that make it fit."""
+NOTE = 40
+"""About the characters of a note that says how many are left out."""
 _NAME = re.compile(r"[\w.:/-]{1,100}")
 """Names of tools that stand in a line of ours."""
 
@@ -100,9 +103,21 @@ def trajectory(chain: Sequence[TimedCompletion]) -> list[TrajectoryTurn]:
 
 
 def rendered(turns: Sequence[TrajectoryTurn], longest: int = LONGEST) -> str:
-    """Return a trajectory as text of about `longest` characters: of a longer one the middle is left out, and said."""
-    several = len({turn.branch for turn in turns}) > 1
-    return _cut_at_lines("\n\n".join(_turn_text(turn, several) for turn in turns), longest)
+    """Return a trajectory as text of about `longest` characters, which says what is left out of a longer one.
+
+    Results are shortened first, then what the agent says, then the arguments of calls, to their ends: each call is
+    shown. Only where there are too many calls for that, the middle is left out.
+    """
+    several, whole = len({turn.branch for turn in turns}) > 1, 0
+    text = note = ""
+    for limits in LIMITS:
+        text = "\n\n".join(_turn_text(turn, several, limits) for turn in turns)
+        whole = whole or len(text)
+        if len(text) < whole:
+            note = f"[Shortened: {whole - len(text)} characters are left out, in the places that say so.]\n\n"
+        if len(note) + len(text) <= longest:
+            break
+    return _cut_at_lines(note + text, longest)
 
 
 def quoted(name: str, text: str) -> str:
@@ -165,26 +180,29 @@ def _tool_use(action: Action) -> ToolUse:
     )
 
 
-def _turn_text(turn: TrajectoryTurn, several: bool) -> str:
+def _turn_text(turn: TrajectoryTurn, several: bool, limits: tuple[int, int, int]) -> str:
+    of_result, of_speech, of_arguments = limits
     where = f" ({turn.label}, conversation {turn.branch})" if several or turn.label != "main" else ""
     lines = [f"== turn {turn.turn}{where}, ended by {turn.finish_reason}"]
-    lines += [_framed(name, text) for name, text in _said(turn) if text.strip()]
+    lines += [_framed(name, text, of_speech) for name, text in _said(turn) if text.strip()]
     for call in turn.calls:
         if _NAME.fullmatch(call.name):
-            lines.append(_framed(f"calls {call.name}", call.arguments))
+            lines.append(_framed(f"calls {call.name}", call.arguments, of_arguments))
         else:  # the model may have made it up
-            lines += [_framed("calls a tool of this name", call.name), _framed("with", call.arguments)]
-        lines += [_framed("is no valid call", call.fault)] if call.fault else []
+            lines.append(_framed("calls a tool of this name", call.name, of_arguments))
+            lines.append(_framed("with", call.arguments, of_arguments))
+        lines += [_framed("is no valid call", call.fault, of_arguments)] if call.fault else []
         if call.result is None:
             lines.append("[the result is not known]")
         else:
-            lines.append(_framed(f"result{f', failed: {call.failed}' if call.failed else ''}", call.result))
+            lines.append(_framed(f"result{f', failed: {call.failed}' if call.failed else ''}", call.result, of_result))
     return "\n".join(lines)
 
 
-def _framed(frame: str, text: str) -> str:
-    """A line of ours, and a text of the agent's or of a tool's below it."""
-    return f"[{frame}]\n{indented(cut(text, LONGEST_TEXT))}" if text else f"[{frame}]"
+def _framed(frame: str, text: str, longest: int) -> str:
+    """A line of ours, and a text of the agent's or of a tool's below it, cut where that saves more than its note."""
+    shown = cut(text, longest).strip("\n") if len(text) > longest + NOTE else text
+    return f"[{frame}]\n{indented(shown)}" if text else f"[{frame}]"
 
 
 def _said(turn: TrajectoryTurn) -> list[tuple[str, str]]:
