@@ -1,6 +1,7 @@
 """Asks one judge one question, and reads its answer strictly. Nothing that a judge does raises more than NoScore.
 
-Chat models are reached through litellm, which is imported when it is needed, as that takes seconds.
+Each question is one request. Chat models are reached through litellm, which is imported when it is needed, as that
+takes seconds; reward models by a POST to /classify. Left out: several questions in one request.
 """
 
 import asyncio

@@ -17,7 +17,11 @@ Mask = Literal["truncated", "budget", "turns"]
 
 
 class ProcessRewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section [credit.process]: what a turn costs for its events (docs/behaviour.md) and its length. 0: nothing."""
+    """The section [credit.process]: what a turn costs for its events (docs/behaviour.md) and its length. 0: nothing.
+
+    Keep each cost, times `process_weight`, so small that several of them stay within PROCESS_BOUND (0.2): above it a
+    further event costs nothing more, and those before it cost less.
+    """
 
     tool_errors: Weight = 0.0
     """Cost of each tool call that fails, does not fit its schema, or names an unknown tool."""
@@ -70,7 +74,8 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the events of a turn cost."""
     speed_weight: Weight = 0.0
     """Factor on log2(T_base / T), clipped to [-1, 1], for successful rollouts. T: duration of the critical path;
-    T_base: median of the group's other successes."""
+    T_base: median of the group's other successes. T leaves out side calls, and with them the time of tools that run
+    meanwhile: a policy whose shell reaches the proxy can hide slow tools behind calls of its own (docs/credit.md)."""
     overlong_limit: Count | None = None
     """Sampled tokens from which a successful rollout's reward is reduced by 1 (DAPO). Default: never."""
     overlong_margin: NotNegative = 0

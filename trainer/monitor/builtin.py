@@ -44,7 +44,7 @@ BUILT_IN: dict[str, WatchedRule] = {
         ),
         # with batch.refill: share of the groups since the step before that were skipped for equal rewards
         _built_in(
-            "skipped_groups", "skipped_group_share", 0.7, "liveness", "most sampling is for groups that teach nothing, "
+            "skipped_groups", "skipped_group_share", 0.5, "liveness", "most sampling is for groups that teach nothing, "
             "and the rest are few tasks; change the tasks"
         ),
         # share of the step's rollouts whose last turn was cut, at a token limit or because it repeated itself
