@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from trainer.config import Loss
+from trainer.config.estimators import Norm
+from trainer.credit.token_weights import token_scales
 from trainer.loss.named_losses import KINDS, configured, decoupled_ppo, ipa, rule_of
 from trainer.loss.policy_loss import LossRule, LossTokens, imitation, policy_loss, read_sums
 from trainer.loss.ratios import Window, divergences, log_ratio, ratio
@@ -136,6 +138,31 @@ def test_gspo_is_the_surrogate_of_a_completions_geometric_mean(sign: float) -> N
     slopes = [-low] * 3 + [high] * 3 if sign > 0 else [0.0] * 6
     assert logp.grad is not None and logp.grad.tolist() == pytest.approx(slopes)
     assert read_sums(sums)["clip_fraction"] == (0 if sign > 0 else 1)
+
+
+@pytest.mark.parametrize(
+    ("norm", "rollouts", "shares"),
+    [
+        ("rollout", (0, 1), (1 / 2, 1 / 2)),  # the paper: each response weighs alike
+        ("token", (0, 1), (1 / 4, 3 / 4)),  # the default: by its length
+        ("rollout", (0, 0), (1 / 4, 3 / 4)),  # two turns of one rollout: by length within it
+    ],
+)
+def test_gspo_as_published_needs_the_mean_over_rollouts(
+    norm: Norm, rollouts: tuple[int, int], shares: tuple[float, float]
+) -> None:
+    """Responses of 1 and 3 tokens, whose ratios are e^0.2 and e^0.1, with the advantages 1 and -1."""
+    logp, segment = leaf([-1.0, -1.0, -1.0, -1.0]), torch.tensor([0, 1, 1, 1])
+    scales = token_scales([1, 3], rollouts, norm)
+    batch = replace(
+        tokens([-1.2, -1.3, -1.0, -1.0], [1.0, -1.0, -1.0, -1.0], segment=segment),
+        scale=torch.tensor([scales[0], *[scales[1]] * 3], dtype=torch.float64),
+    )
+    loss, _ = policy_loss(logp, batch, rule_of("gspo", 0.0, 9.0))
+    loss.backward()
+    first, second = shares[0] * math.exp(0.2), shares[1] * math.exp(0.1)
+    assert loss.item() == pytest.approx(second - first)
+    assert logp.grad is not None and logp.grad.tolist() == pytest.approx([-first, *[second / 3] * 3])
 
 
 def recomputed(**settings: Any) -> LossRule:

@@ -268,17 +268,25 @@ def test_routers_learn_by_the_weights_of_the_replayed_experts(policy: Policy) ->
     assert len(routers) == 2 and all(grad.norm() > 0 for grad in routers.values())
 
 
-def test_the_reference_of_kl_replays_the_same_experts(ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reference", ["initial", "kl_model", "kl_steps_ago"])
+def test_the_reference_of_kl_replays_the_same_experts(reference: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Its logprobs are those that a policy with its weights has along the same experts."""
     model = write_model(tmp_path / "model", "qwen3_moe")
-    policy = Policy(model, make_config(tmp_path, loss={**REPLAY["loss"], "kl": 0.1}), ranks)
+    other = model if reference == "initial" else write_model(tmp_path / "other", "qwen3_moe", seed=1)
+    named = {"kl_model": {"kl_model": str(other)}, "kl_steps_ago": {"kl_steps_ago": 1}}.get(reference, {})
+    policy = Policy(model, make_config(tmp_path, loss={**REPLAY["loss"], "kl": 0.1, **named}), ranks)
+    if reference == "kl_steps_ago":
+        policy.refer_to(other)
     rows = routed([one for one in rows_of(7, vocabulary=VOCABULARY, longest=30) if one.inputs])
     rule = replace(rule_of("cispo", 0.0, 5.0), kl=0.1)
     (micros,) = plan(rows, 1, 10_000)
     tokens = sum(len(one.places) for one in rows)
     update = policy.update(micros, tokens, partial(policy_loss, rule=rule), 1e-2)
-    for inputs in update.loss_inputs:  # of equal weights along equal experts
+    plain = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    alone = Policy(other, make_config(tmp_path, **REPLAY), ranks).update(micros, tokens, plain, 1e-2)
+    for inputs, expected in zip(update.loss_inputs, alone.loss_inputs, strict=True):
         assert inputs.tokens.reference_logp is not None
-        assert torch.allclose(inputs.tokens.reference_logp, inputs.logp, atol=1e-5)
+        assert torch.allclose(inputs.tokens.reference_logp, expected.logp, atol=1e-5)
     assert update.routing["routing_replayed"] <= 1
 
 

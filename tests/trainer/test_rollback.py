@@ -13,6 +13,7 @@ from proxy.pool.training import steps
 from tests.trainer.make import fill
 from tests.trainer.test_reporter import noted, prepare, shown
 from trainer.commands.main import main
+from trainer.commands.rollback import roll_back
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 
@@ -48,3 +49,18 @@ def test_discarded_batches_are_never_trained_again(
     assert second["unused_groups"] == {"discarded": 4, "rolled_back": 1}
     assert second["left_out_tokens"] == {"discarded: rollback": 128, "rolled_back": 32}
     assert [step for step, _ in shown(config, "loss/loss")] == [1, 2, 3]
+
+
+def test_the_scales_of_domains_are_kept_with_each_step_and_go_back_with_a_rollback(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    config, pool = prepare(tmp_path, 3, keep_checkpoints=9, credit={"returns": "turns", "scale": "domain"})
+    run = runs.find_run(pool, config.run)
+    train(config, ranks)
+    first = [steps.scales_before(pool, run.id, step) for step in range(1, 5)]
+    assert [kept and kept["agent"]["steps"] for kept in first] == [None, 1, 2, 3]
+    assert first[3] is not None and first[3]["agent"]["groups"] == 6
+    roll_back(config, 1)
+    assert [steps.scales_before(pool, run.id, step) for step in (2, 3)] == [first[1], None]
+    train(config, ranks)  # on the same groups
+    assert [steps.scales_before(pool, run.id, step) for step in range(1, 5)] == first

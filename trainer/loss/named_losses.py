@@ -43,7 +43,8 @@ def rule_of(kind: str, low: float, high: float, mismatch: float = 5.0) -> LossRu
     - cispo: MiniMax-M1 (arXiv 2506.13585), equations 4-5; cispo_unified: equations 6-7.
     - glm5: arXiv 2602.15763, equations 3-5. icepop: arXiv 2510.18855. tis: min(r, high).
     - gspo: arXiv 2507.18071, the surrogate of a whole completion's ratio, which is a geometric mean. Its bounds there
-      are 1 - 3e-4 and 1 + 4e-4. cispo_completion: CISPO's clipped weight with that ratio.
+      are 1 - 3e-4 and 1 + 4e-4, and its mean is norm = rollout. cispo_completion: CISPO's clipped weight with that
+      ratio.
     - ppo: the surrogate against the rollout, which is AReaL's decoupled one where both policies are the same.
     - dppo_tv: prime-rl's default.
     """
