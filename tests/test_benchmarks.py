@@ -97,6 +97,15 @@ def test_the_benchmark_of_the_pool_ends_with_one_json_object(tmp_path: Path) -> 
     assert all(figures[key] > 0 for key in measured) and figures["database"] == "sqlite"
 
 
+def test_the_benchmark_of_events_ends_with_one_json_object(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.events", "--quick", "--out", str(file)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
+    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert figures == msgspec.json.decode(file.read_bytes()) and figures["sessions"] > 40
+    assert all(0 < figures[f"us_{size}"] <= figures[f"most_us_{size}"] for size in ("1k", "8k", "32k"))
+
+
 @pytest.mark.long
 def test_the_benchmark_of_repetition_ends_with_one_json_object(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

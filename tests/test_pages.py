@@ -101,6 +101,7 @@ ELSEWHERE = {
     "proxy pool export runs/pool.db train --step 1 --format verl --output step-1.pkl": BATCHES,
     "make test": TESTS,
     "make check": TESTS,
+    "python -m benchmarks.events --out benchmarks/results/events.json": LONG,
     "python -m benchmarks.repetition --out benchmarks/results/repetition.json": LONG,
     "python benchmarks/async_run.py --out benchmarks/results/async_run.json": LONG,
     "python benchmarks/ceilings.py --out benchmarks/results/ceilings.json": LONG,
