@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from proxy.pool.behaviour.actions import Action
+from proxy.pool.behaviour.commands.hosts import only_local
 from proxy.pool.behaviour.event import Event, Kind, quoted
-from proxy.pool.behaviour.hosts import only_local
 
 _INSTALLERS = r"(?:(?:python[\d.]* -m )?pip3?|uv pip|conda|mamba|poetry|pipx|gem)"
 _PACKAGES = r"(?:apt|apt-get|yum|dnf|apk|brew|pacman|dpkg)"

@@ -7,7 +7,7 @@ that answers a question (`grep` without a match, a test that fails) is no failur
 import re
 
 from proxy.pool.behaviour.actions import Action
-from proxy.pool.behaviour.error_texts import PROGRAM, RUNNERS, SHELL, deciding, hidden, raised, tells_of
+from proxy.pool.behaviour.commands.error_texts import PROGRAM, RUNNERS, SHELL, deciding, hidden, raised, tells_of
 from proxy.pool.behaviour.exits import REFUSED, code_before, code_behind, flagged_code
 from proxy.pool.behaviour.frames import unframed
 from proxy.pool.completions.observed import HEAD, TAIL, ToolResult
