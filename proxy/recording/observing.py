@@ -12,7 +12,7 @@ from proxy.call import Call, Reply
 from proxy.parsing.formats import Format
 from proxy.parsing.schema_check import UNCHECKABLE, misfit
 from proxy.pool.behaviour.actions import written_commands
-from proxy.pool.behaviour.scripts import scripts, usual, words
+from proxy.pool.behaviour.scripts import present, scripts, usual, words
 from proxy.pool.completions.observed import (
     FOREIGN,
     MOST_RESULTS,
@@ -60,13 +60,14 @@ def _asked_and_shown(messages: Sequence[dict[str, Any]]) -> tuple[list[str], lis
 
 def _foreign(messages: Sequence[dict[str, Any]], text: str) -> tuple[tuple[str, str], ...]:
     """The scripts of a reply that nobody who asked writes, each with its first words that stand in no result."""
-    of_script = words(text)
-    if not of_script:
+    written = set(present(text))
+    if not written:
         return ()
     asked, shown = _asked_and_shown(messages)
-    results, expected = "\n".join(shown), usual({script for text in asked for script in scripts(text)})
-    foreign = {script: _first_words(of_script[script], results) for script in sorted(of_script.keys() - expected)}
-    return tuple((script, some) for script, some in foreign.items() if some)
+    foreign = sorted(written - usual({script for text in asked for script in scripts(text)}))
+    results = "\n".join(shown) if foreign else ""
+    first = [(script, _first_words(words(text, script), results)) for script in foreign]
+    return tuple((script, some) for script, some in first if some)
 
 
 def _first_words(some: Sequence[str], results: str) -> str:

@@ -28,10 +28,15 @@ _WORD = {script: re.compile(f"[{letters}]{{{SHORTEST.get(script, 3)},}}") for sc
 
 def scripts(text: str) -> tuple[str, ...]:
     """Return the scripts that have a letter in a text, of a long one at its ends."""
-    if text.isascii():
+    return present(text if len(text) <= 2 * ENDS else text[:ENDS] + text[-ENDS:])
+
+
+def present(text: str) -> tuple[str, ...]:
+    """Return the scripts that have a letter anywhere in a text."""
+    if text.isascii() or not _ANY.search(text):
         return ()
-    ends = text if len(text) <= 2 * ENDS else text[:ENDS] + text[-ENDS:]
-    return tuple(script for script, letter in _LETTER.items() if letter.search(ends)) if _ANY.search(ends) else ()
+    different = "".join(set(text))  # few, however long the text is
+    return tuple(script for script, letter in _LETTER.items() if letter.search(different))
 
 
 def usual(seen: Collection[str]) -> set[str]:
@@ -39,9 +44,6 @@ def usual(seen: Collection[str]) -> set[str]:
     return {*seen, *(other for script in seen for other in TOGETHER.get(script, ()))}
 
 
-def words(text: str) -> dict[str, list[str]]:
-    """Return the words of each script in a text: as many letters in a row as show that somebody writes in it."""
-    if text.isascii() or not _ANY.search(text):
-        return {}
-    of_script = {script: word.findall(text) for script, word in _WORD.items()}
-    return {script: some for script, some in of_script.items() if some}
+def words(text: str, script: str) -> list[str]:
+    """Return the words of a script in a text: as many letters in a row as show that somebody writes in it."""
+    return _WORD[script].findall(text)
