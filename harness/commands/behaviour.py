@@ -67,14 +67,11 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _figures(sums: dict[str, Statistics], by: By, trends: dict[str, tuple[float | None, float | None]]) -> Table:
-    table, columns = (
-        Table(by, box=box.SIMPLE),
-        {name: COLUMNS[name] for name in (OF_TOOLS if by == "tool" else COLUMNS)},
-    )
-    table.add_column("rollouts", justify="right")
-    for column, _ in columns.values():
-        table.add_column(column, justify="right")
-    for column in ["drift"] if by == "step" else ["first half", "second half"] if trends else []:
+    table, columns = Table(by, box=box.SIMPLE), COLUMNS
+    if by == "tool":
+        columns = {name: COLUMNS[name] for name in OF_TOOLS}
+    more = ["drift"] if by == "step" else ["first half", "second half"] if trends else []
+    for column in ("rollouts", *(column for column, _ in columns.values()), *more):
         table.add_column(column, justify="right")
     first = next((part.commands for key, part in sums.items() if key != UNTRAINED), Counter[str]())
     for key, part in sums.items():
@@ -83,7 +80,7 @@ def _figures(sums: dict[str, Statistics], by: By, trends: dict[str, tuple[float 
         if by == "step":
             cells.append(_number(drift(part.commands, first)))
         elif trends:
-            cells += map(_number, trends[key])
+            cells += map(_number, trends.get(key, (None, None)))
         table.add_row(key, str(part.rollouts), *cells)
     return table
 
