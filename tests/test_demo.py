@@ -100,7 +100,7 @@ def test_the_shortened_demo_of_several_agents_reaches_its_matrix(tmp_path: Path)
     need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
     for agent in ("smolagents", "mini-swe-agent", "aider", "native"):
         need_agent(agent)
-    sizes = "--lessons 8 --steps 2 --heldout 1 --known 1 --sft-steps 4 --eval-every 1".split()
+    sizes = "--lessons 8 --steps 2 --heldout 1 --known 1 --sft-steps 4".split()
     command = [sys.executable, "examples/scaffolds/learn.py", str(tmp_path / "scaffolds"), *sizes]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -117,3 +117,5 @@ def test_the_shortened_demo_of_several_agents_reaches_its_matrix(tmp_path: Path)
     for row in (before, after):  # each agent at one task that was held out, and at one that was trained
         cells = sorted((point["agent"], point["tasks_held_out"], point["rollouts"]) for point in row["evaluated"])
         assert cells == [(agent, held_out, 1) for agent in sorted(agents) for held_out in (False, True)]
+        # Each was sampled by the weights that it names alone, also by the initial ones.
+        assert {name for point in row["evaluated"] for name in point["versions"]} == {row["version"]}

@@ -2,11 +2,13 @@
 
 The agents are packages of third parties, unmodified (smolagents, mini-swe-agent, aider), and the project's own. A
 careless teacher is recorded with all four, and the model imitates it. Then it is trained by reinforcement with
-smolagents and mini-swe-agent alone; the verifier's verdict is the only reward. Every agent is evaluated before and
-after, at held-out tasks and at some of the trained ones. The directory then holds pool.db, logs/ and summary.json.
+smolagents and mini-swe-agent alone; the verifier's verdict is the only reward. Every agent is evaluated before the
+first train step and after the last, at held-out tasks and at some of the trained ones. The directory then holds
+pool.db, logs/ and summary.json.
 
 It begins with the weights with which the recorded demo of benchmarks/demo_rollouts began, which can copy a word: to
-learn that takes most of a warm start. Left out: what takes more than 25 minutes on two cores; --help has the sizes.
+learn that takes most of a warm start. Left out: what takes more than 25 minutes on two cores (--help has the sizes),
+and evaluations during training: here is one engine, which gets new weights while they sample (docs/runs.md).
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +33,11 @@ from settings import ENGINE, RUN, Settings, write_sft_config, write_trainer_conf
 
 from benchmarks.async_runs.timed_run import write_model  # noqa: E402
 from benchmarks.result import provenance  # noqa: E402
-from harness.commands.evaluations import show  # noqa: E402
-from proxy.pool.inspect.evaluated import as_json, matrix, points  # noqa: E402
+from harness.commands.evaluations import matrix_table  # noqa: E402
+from proxy.pool.inspect.evaluated import MatrixRow, as_json, points, trained_agents  # noqa: E402
 from proxy.pool.rollouts.runs import find_run  # noqa: E402
-from proxy.pool.training.evaluations import evaluations  # noqa: E402
-from proxy.pool.training.steps import metrics  # noqa: E402
+from proxy.pool.training.evaluations import Evaluates, Evaluation  # noqa: E402
+from proxy.pool.training.steps import latest, metrics  # noqa: E402
 
 MARK = ".blackforge-scaffolds"
 """File that tells a directory of this example from any other."""
@@ -58,8 +61,6 @@ class Sizes:
     """Held-out tasks of an evaluation; each agent works at each."""
     known: int = 4
     """Trained tasks of an evaluation: those with which the run begins."""
-    eval_every: int = 1000
-    """Train steps between two evaluations; the first and the last weights are evaluated in any case."""
     sft_steps: int = 300
     sft_lr: float = 2e-3
     lr: float = 4e-4
@@ -94,7 +95,7 @@ class ScaffoldsRun(Demo):
         return file
 
     def run_file(self, run: str, tasks: str, weights: dict[str, float], *more: str) -> str:
-        """Write the file of a run; agents of no weight are held out."""
+        """Write the file of a run. Agents without a weight have none of its rollouts, and are held out."""
         entries = [
             f'[[agents]]\nname = "{name}"\n{agent}\nweight = {weights.get(name, 0)}'
             + ("" if name in weights else "\nheld_out = true")
@@ -141,25 +142,42 @@ class ScaffoldsRun(Demo):
         words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
         trainer = self.start("trainer", ["trainer", "launch", str(trainer_file), *words], ready=False)
         self.wait_pushed(trainer)
+        before = self.evaluate_agents("before", gateway)
         self.reinforce(gateway, trainer)
-        return self.figures() | {"seed": self.settings.seed, "wall_seconds": round(time.monotonic() - began, 1)}
+        figures = self.figures(before, self.evaluate_agents("after", gateway))
+        return figures | {"seed": self.settings.seed, "wall_seconds": round(time.monotonic() - began, 1)}
+
+    def evaluate_agents(self, when: str, gateway: str) -> list[Evaluation]:
+        """Give every agent every evaluated task once, in a run of its own. Nothing is trained meanwhile."""
+        run = find_run(self.pool, RUN)
+        version = latest(self.pool, run.id)
+        assert version is not None
+        tasks = self.sizes.heldout + self.sizes.known
+        of = Evaluates(run=run.name, run_id=run.id, version=version.name, step=version.step, rollouts=tasks)
+        found = []
+        for agent in self.agents:
+            self.say(f"evaluating step {version.step} with {agent}")
+            name = f"{when}-{agent}"
+            file = self.run_file(name, "evaluated", {agent: 1.0})
+            run_command(["harness", "eval", file, "--proxy", gateway], self.log(name))
+            found.append(Evaluation(run_id=find_run(self.pool, name).id, name=name, of=of))
+        return found
 
     def reinforce(self, gateway: str, trainer: Background, run: str = RUN) -> None:
-        """Feed the trainer until its last step, and evaluate before, after, and at every `eval_every`th step."""
+        """Feed the trainer until it has taken its last step and ended."""
         self.say(f"reinforcement with {' and '.join(TRAINED)}; {' and '.join(HELD_OUT)} are held out")
-        more = [
-            f"group_size = {self.sizes.group_size}", f"until_step = {self.sizes.steps}",
-            'eval_tasks = "tasks/evaluated.jsonl"', f"eval_every = {self.sizes.eval_every}",
-        ]  # fmt: skip
+        more = [f"group_size = {self.sizes.group_size}", f"until_step = {self.sizes.steps}"]
         file = self.run_file(run, "train", dict.fromkeys(TRAINED, 1.0), *more)
         rollouts = self.start("harness", ["harness", "run", file, "--proxy", gateway], ready=False)
         seen = 0
-        while rollouts.running():
-            if trainer.running() or seen < self.sizes.steps:
-                trainer.check()
+        while trainer.running() or rollouts.running():
+            trainer.check()
+            rollouts.check()
             seen = self._tell(seen)
             time.sleep(0.5)
+        trainer.check()
         rollouts.check()
+        self._tell(seen)
 
     def _tell(self, seen: int) -> int:
         """Print the steps behind the first `seen`; return how many there are."""
@@ -169,20 +187,26 @@ class ScaffoldsRun(Demo):
             self.say(f"step {step['step']}: reward {rewards}; {step['trained_tokens']} tokens")
         return len(steps)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self, before: list[Evaluation], after: list[Evaluation]) -> dict[str, Any]:
+        """Print the matrix of both evaluations and return the figures of summary.json."""
         run_id = find_run(self.pool, RUN).id
-        found = points(self.pool, evaluations(self.pool, run_id))
-        show(self.console, self.pool, found)
+        rows = [self._matrix_row(before, ()), self._matrix_row(after, sorted(trained_agents(self.pool, run_id)))]
+        self.console.print("Mean rewards by policy", matrix_table(rows), sep="\n")
         steps = metrics(self.pool, run_id)[1:]
         curves = {name: [step.get(name) for step in steps] for name in (*CURVES, *TREES)}
-        return as_json(found, matrix(self.pool)) | {"steps": len(steps), "sizes": vars(self.sizes), "curves": curves}
+        found = [point for row in rows for point in row.points]
+        return as_json(found, rows) | {"steps": len(steps), "sizes": vars(self.sizes), "curves": curves}
+
+    def _matrix_row(self, evaluated: list[Evaluation], trained: Sequence[str]) -> MatrixRow:
+        of = evaluated[0].of
+        return MatrixRow(of.run, tuple(trained), of.step, of.version, points(self.pool, evaluated))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    for name in ("lessons", "steps", "heldout", "known", "sft_steps", "eval_every"):
+    for name in ("lessons", "steps", "heldout", "known", "sft_steps"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Sizes, name))
     options = vars(parser.parse_args())
     directory, seed = options.pop("directory"), options.pop("seed")
