@@ -1,6 +1,6 @@
 """The unmodified agents, driven through the real proxy by a script: tool calls, the recorded tree, a passing verifier.
 
-Sub-agents and compaction are live for opencode and codex. Most cases are long; CI runs three agents.
+Sub-agents and compaction are live for opencode and codex. CI runs five agents (IN_CI); most other cases are long.
 """
 
 import os
@@ -34,7 +34,7 @@ from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 from tests.harness.live import Conversation, Line, tree, write_table
 
 HERE = Path(__file__).parent
-IN_CI = ("mini-swe-agent", "opencode", "codex", "native")
+IN_CI = ("mini-swe-agent", "opencode", "codex", "qwen-code", "native")
 AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in sorted(INSTALLED)]
 TABLE = "BLACKFORGE_AGENTS_TABLE"
 """The environment variable that names the file for the table of live runs."""
