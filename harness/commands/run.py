@@ -23,6 +23,7 @@ from harness.async_pool import AsyncPool
 from harness.commands.evaluations import show
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import of_run
+from harness.environment.varied import check_unseen
 from harness.evaluation.evaluator import Evaluator, RunWork
 from harness.evaluation.plan import evaluation_plan
 from harness.integrity.watch import IntegrityWatch, judges_of
@@ -184,6 +185,8 @@ def run(verb: str, settings: Settings) -> int:
         hosts = placement.docker_hosts(settings)
         addresses = [host.address for host in hosts]
         choice = choose("docker" if hosts else settings.sandbox, tasks, addresses, runtimes_of(settings.runtime))
+        check_unseen(mix.tasks, of_run(settings.augment), choice.kind)
+        check_unseen(evaluated.mix.tasks if evaluated else (), None, choice.kind)
         config = _config(settings, mix) | {"sandbox": choice.kind}
         config |= {"eval_tasks": digest_of_tasks(evaluated.mix.tasks)} if evaluated else {}
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}

@@ -35,9 +35,13 @@ def limit_of(disk_mb: int | None) -> int:
 
 async def initial_state(sandbox: Sandbox, task: Task) -> dict[str, Mapping[str, Entry]]:
     """The artifacts before the agent: absolute path -> what lies there."""
-    limit = limit_of(task.limits.disk_mb)
+    return await state_of(sandbox, artifacts_of(task), limit_of(task.limits.disk_mb))
+
+
+async def state_of(sandbox: Sandbox, artifacts: Sequence[Artifact], limit: int) -> dict[str, Mapping[str, Entry]]:
+    """Some artifacts as they are now: absolute path -> what lies there. Each may hold `limit` bytes of files."""
     state: dict[str, Mapping[str, Entry]] = {}
-    for artifact in artifacts_of(task):
+    for artifact in artifacts:
         with tempfile.TemporaryFile() as archive:
             if await sandbox.pack(artifact.place, archive, limit + HEADERS, artifact.service):
                 archive.seek(0)

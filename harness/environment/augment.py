@@ -60,6 +60,11 @@ class Variation:
     def name(self) -> str:
         return f"{self.kind}={self.value}"
 
+    @property
+    def changes_files(self) -> bool:
+        """Whether its command changes files. The command of one with variables only asks whether they fit."""
+        return bool(self.command) and not self.env
+
 
 def variations(augment: Augment) -> list[list[Variation]]:
     """All variations that are declared; of each inner list at most one is chosen."""

@@ -14,6 +14,7 @@ from harness.environment.artifacts import initial_state
 from harness.environment.clean_start import Leftover, clean_start
 from harness.environment.file_manifest import FileManifest, in_commands, take_manifest, write_manifest
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, steering
+from harness.environment.varied import VariedFiles
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import TaskImage
@@ -48,12 +49,16 @@ class Snapshot:
     work: Mapping[str, bytes] | None = None
     """Absolute path -> content of small files of the working directory, as evidence of what the agent changes.
     None: nobody looks. Empty where the verdict is reached in a fresh sandbox, which still has them."""
+    varied: VariedFiles = field(default_factory=dict)
+    """What variations of the environment have changed where the agent's work travels from."""
 
 
-async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes, *, evidence: bool = False) -> Snapshot:
+async def take_snapshot(
+    sandbox: Sandbox, task: Task, sandboxes: Sandboxes, varied: VariedFiles | None = None, *, evidence: bool = False
+) -> Snapshot:
     """Clean up after set-up, then record the sandbox's files. Call it before anything of the agent runs.
 
-    `evidence`: somebody will look at what the agent changes.
+    `varied`: what variations have changed. `evidence`: somebody will look at what the agent changes.
     """
     spec, own_root = spec_of(task), sandboxes.kind != "process"
     above = above_tests(task, sandbox.work, own_root)
@@ -66,7 +71,7 @@ async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes, *, e
     changed = frozenset() if fresh else frozenset(await sandbox.changed())
     initial = await initial_state(sandbox, task) if fresh and task.verifier.carry == "changes" else None
     work = (await _work_files(sandbox, manifest) if not fresh else {}) if evidence else None
-    return Snapshot(spec, own_root, manifest, fresh, rows, changed, originals, initial, work)
+    return Snapshot(spec, own_root, manifest, fresh, rows, changed, originals, initial, work, varied or {})
 
 
 async def _work_files(sandbox: Sandbox, manifest: FileManifest) -> dict[str, bytes]:

@@ -13,8 +13,9 @@ from harness.agents import mcp_forms
 from harness.agents.base import Endpoint
 from harness.agents.bundles.install import bundle_at
 from harness.agents.one_call import ask
-from harness.environment.augment import Variation, apply, chosen
+from harness.environment.augment import Variation, chosen
 from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapshot, write_snapshot
+from harness.environment.varied import Applied, vary
 from harness.failure import AttemptFailed, Unexpected, stage
 from harness.integrity.watch import StepEvidence, evidence_in, evidence_of_answer, findings_of
 from harness.monitor.egress import note_egress
@@ -109,8 +110,7 @@ class LiveAttempt:
         self._began = time.monotonic()
         self._variations = _variations(context, job)
         """Variations of the environment that are still to be applied: once, not for every step."""
-        self._agent_env: dict[str, str] = {}
-        """Environment variables that the variations give the agent."""
+        self._applied = Applied()
         self._may_have_calls = False
         """Whether the agent may have left calls that go on at the proxy."""
         self._ended_by = ""
@@ -178,11 +178,12 @@ class LiveAttempt:
         async with self._context.slots.starting:
             await set_up(sandbox, task)
             if self._variations:
-                applied, self._agent_env = await apply(sandbox, task, self._variations)
-                self._augmentation += applied
+                kind = self._context.sandboxes.kind
+                self._applied = await vary(sandbox, self._job.task, kind, self._variations)
+                self._augmentation += self._applied.names
                 self._variations = []
-            looks = self._context.integrity is not None
-            snapshot = await take_snapshot(sandbox, task, self._context.sandboxes, evidence=looks)
+            looks, varied = self._context.integrity is not None, self._applied.files
+            snapshot = await take_snapshot(sandbox, task, self._context.sandboxes, varied, evidence=looks)
         self._add_time("setup", time.monotonic() - began)
         return snapshot
 
@@ -193,7 +194,7 @@ class LiveAttempt:
         url = f"{sandbox.model_url}/v1" if sandbox.model_url else context.url
         endpoint = Endpoint(url, self._key, context.model, context.context_length)
         launch = self._job.agent.launch(endpoint, bundle_at(sandbox.bundles, self._job.agent.bundle or ""), task.mcp)
-        env = task.env | self._agent_env | launch.env
+        env = task.env | dict(self._applied.env) | launch.env
         env |= {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
         env |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
         env |= {"MCP_FILE": f"{sandbox.home}/{mcp_forms.FILE}"} if task.mcp else {}

@@ -60,3 +60,14 @@ class Augment(Strict, frozen=True, kw_only=True):
     """Values of $USER and $LOGNAME."""
     commands: dict[Name, Name] = {}
     """Name -> shell command, run as the agent's user after set-up. Each is a variation; exit code 3 skips it."""
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The fields in use whose variations change files of the sandbox. The others set variables of the agent's."""
+        changing = {
+            "versions": self.versions,
+            "remove": self.remove,
+            "mirror": self.mirror,
+            "commands": self.commands,
+        }
+        return tuple(name for name, value in changing.items() if value)

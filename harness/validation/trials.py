@@ -6,14 +6,16 @@ hollow  the task's solution, whose code is then replaced by code that does no wo
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from harness.environment.augment import Variation, apply
+from harness.environment.augment import Variation
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
+from harness.environment.varied import Applied, vary
 from harness.failure import AttemptFailed
 from harness.tasks import Task, TaskPart, parts_of
 from harness.validation.hollow import hollow_out
@@ -98,7 +100,7 @@ async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str, 
     task, variations = judged_at(spec.task, spec.where), [spec.variation] if spec.variation else []
     if task.network == "model" and sandboxes.kind != "process":  # there is no model in a trial
         task = msgspec.structs.replace(task, network="none")
-    env: dict[str, str] = {}
+    applied = Applied()
     judged: list[tuple[str, Verdict]] = []
     remarks: list[str] = []
     replaced: list[str] = []
@@ -107,10 +109,10 @@ async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str, 
         for part in parts_of(task):
             await set_up(sandbox, part.task)
             if variations:
-                _, env = await apply(sandbox, part.task, variations)
+                applied = await vary(sandbox, task, sandboxes.kind, variations)
                 variations = []
-            snapshot = await take_snapshot(sandbox, part.task, sandboxes)
-            remarks += [await _solve(sandbox, part, env)] if spec.kind != "no-op" else []
+            snapshot = await take_snapshot(sandbox, part.task, sandboxes, applied.files)
+            remarks += [await _solve(sandbox, part, applied.env)] if spec.kind != "no-op" else []
             replaced += await hollow_out(sandbox, part.task, snapshot) if spec.kind == "hollow" else []
             async with verifier_sandbox(
                 sandboxes, sandbox, part.task, snapshot, before=part.before, more=part.more
@@ -137,14 +139,14 @@ def judged_at(task: Task, where: Where | None) -> Task:
     return msgspec.structs.replace(task, verifier=verifier, steps=steps)
 
 
-async def _solve(sandbox: Sandbox, part: TaskPart, env: dict[str, str]) -> str:
+async def _solve(sandbox: Sandbox, part: TaskPart, env: Mapping[str, str]) -> str:
     """Run the oracle as the agent would be run. Returns a remark when it does not exit with 0, else nothing."""
     task, solution = part.task, part.task.solution
     if solution is None:
         raise AttemptFailed("harness", f"step {part.name} has no solution")
     for path, source in solution.directories.items():
         await sandbox.put(Path(source), path)
-    result = await sandbox.run(solution.command, task.command_limits(task.timeout), task.env | env | solution.env)
+    result = await sandbox.run(solution.command, task.command_limits(task.timeout), task.env | dict(env) | solution.env)
     if result.ended == "exit" and not result.exit_code:
         return ""
     how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"

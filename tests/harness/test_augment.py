@@ -13,11 +13,13 @@ from sqlalchemy import select
 
 from harness.cli import main
 from harness.environment.augment import KINDS, apply, chosen, every, of_run
+from harness.environment.varied import check_unseen
 from harness.failure import AttemptFailed
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
 from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
 from proxy.pool.schema import attempts
 from sandboxes.base import Limits, Result, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
@@ -123,12 +125,63 @@ Run = Callable[..., list[dict[str, Any]]]
 def test_what_was_applied_stands_in_the_attempts_row(run: Run, proxy: RunningProxy) -> None:
     augment = {"probability": 1, "timezone": ["JST-9"], "commands": {"touch": "touch varied", "skip": "exit 3"}}
     agent = f'test "$TZ" = JST-9 && test -e varied && {SHELL_AGENT}'
-    verifier = {"command": 'test -z "$TZ" && test "$(cat hello.txt)" = hello'}  # the verifier's is as ever
+    check = 'test -z "$TZ" && test ! -e varied && test "$(cat hello.txt)" = hello'
+    verifier = {"command": check, "where": "fresh"}  # the verifier's environment is as ever
     (row,) = run(tasks=[HELLO | {"augment": augment, "verifier": verifier}], command=agent)
     assert (row["reward"], row["failure"]) == (1.0, None)
     with open_pool(proxy.pool).read() as connection:
         newest = select(attempts.c.augmentation).order_by(attempts.c.id.desc()).limit(1)
         assert connection.scalar(newest) == ["timezone=JST-9", "command=touch"]
+
+
+SHARED, OWN = {"where": "shared"}, {"environment": {}}
+TWO_STEPS = [{"name": name, "instruction": "i", "verifier": {"command": "true"}} for name in ("a", "b")]
+TWO_STEPS[1]["verifier"] |= SHARED
+
+
+@pytest.mark.parametrize(
+    ("kind", "augment", "verifier", "more"),
+    [
+        ("docker", {"versions": {"a": ["1"]}}, SHARED, {}),
+        ("docker", {"remove": ["/opt/a"]}, {}, {"daemons": True}),
+        ("docker", {"mirror": True}, SHARED, {}),
+        ("docker", {"commands": {"a": "true"}}, {}, {"steps": TWO_STEPS}),
+        ("docker", {"commands": {"a": "true"}}, OWN, {}),
+        ("docker", {"remove": ["/opt/a"]}, OWN, {}),
+        ("process", {"commands": {"a": "true"}}, {}, {}),
+    ],
+)
+def test_variations_that_a_verifier_would_see_are_refused(
+    kind: str, augment: dict[str, Any], verifier: dict[str, Any], more: dict[str, Any]
+) -> None:
+    task = msgspec.convert(HELLO | more | {"verifier": HELLO["verifier"] | verifier, "augment": augment}, Task)
+    why = "travel to the verifier's own environment" if verifier == OWN else "the verifier would see it"
+    with pytest.raises(UserError, match=rf"the variation '{next(iter(augment))}' .* task 'hello' .*{why}"):
+        check_unseen([task], None, kind)
+    with pytest.raises(UserError, match=why):
+        check_unseen([replace(task, augment=None)], task.augment, kind)
+    check_unseen([replace(task, augment=Augment(locale=["C"]))], task.augment, kind)  # its own variations alone count
+
+
+@pytest.mark.parametrize(
+    ("kind", "augment", "verifier"),
+    [
+        ("docker", MANY, {}),
+        ("docker", Augment(versions={"a": ["1"]}, mirror=True), OWN),
+        ("process", MANY, {"where": "fresh"}),
+        ("process", replace(MANY, commands={}), {}),  # what changes the machine is skipped there
+    ],
+)
+def test_variations_that_no_verifier_would_see_are_taken(kind: str, augment: Augment, verifier: dict[str, Any]) -> None:
+    task = msgspec.convert(HELLO | {"verifier": HELLO["verifier"] | verifier}, Task)
+    check_unseen([task], augment, kind)
+
+
+def test_a_run_whose_verifier_would_see_a_variation_does_not_begin(
+    command_line: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command_line(tasks=[HELLO | {"augment": {"commands": {"touch": "touch varied"}}}])) == 2
+    assert "the variation 'commands' changes the sandbox in which task 'hello' is judged" in capsys.readouterr().err
 
 
 def test_a_run_varies_tasks_that_do_not_say(run: Run, proxy: RunningProxy, command_line: Any) -> None:

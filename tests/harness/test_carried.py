@@ -15,9 +15,12 @@ import pytest
 from harness.environment import archive as archives
 from harness.environment import file_manifest
 from harness.environment.archive import Entry, TooMuch, unpack
+from harness.environment.augment import every
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
+from harness.environment.varied import vary
 from harness.failure import AttemptFailed
 from harness.tasks import Task
+from harness.tasks.verdict_options import Augment
 from harness.verdict.carried import carry
 from harness.verdict.carried.git import harmless
 from harness.verdict.findings import IsolationFindings
@@ -33,15 +36,20 @@ TESTS = {"tests/test_it.py": "import unittest\n"}
 
 
 async def carried(
-    sandboxes: ProcessSandboxes, agent: str, shown: str, before: str = "true", **verifier: Any
+    sandboxes: ProcessSandboxes, agent: str, shown: str, before: str = "true", *, varied: str = "", **verifier: Any
 ) -> tuple[str, IsolationFindings]:
-    """What a command says of the verifier's room after this agent, and what was set apart on the way."""
+    """What a command says of the verifier's room after this agent, and what was set apart on the way.
+
+    `before`: the set-up. `varied`: the command of a variation of the environment.
+    """
     described = {"command": "true", "where": "fresh", **verifier}
     task = msgspec.convert(HELLO | {"setup": before, "verifier": described}, Task)
     sandbox = await sandboxes.start(spec_of(task))
     try:
         await set_up(sandbox, task)
-        snapshot = await take_snapshot(sandbox, task, sandboxes)
+        variations = list(every(Augment(commands={"varied": varied}))) if varied else []
+        applied = await vary(sandbox, task, sandboxes.kind, variations)
+        snapshot = await take_snapshot(sandbox, task, sandboxes, applied.files)
         result = await sandbox.run(agent, Limits(), {})
         assert result.exit_code == 0, result.output
         async with verifier_sandbox(sandboxes, sandbox, task, snapshot) as (room, findings):
@@ -82,6 +90,24 @@ async def test_only_links_that_stay_inside_travel_and_those_that_were_there_befo
     ]
     assert shown.splitlines() == expected
     assert sorted(Path(path).name for path in findings.left_out) == ["here", "out", "over", "through", "up"]
+
+
+@pytest.mark.parametrize("carry", ["files", "changes"])
+async def test_what_a_variation_did_to_the_working_directory_does_not_travel(
+    sandboxes: ProcessSandboxes, carry: str
+) -> None:
+    before = "mkdir docs; echo a > docs/guide; echo one > kept; echo one > changed; echo one > worked; touch turned"
+    varied = "rm -r docs turned; mkdir -p new/deep turned; touch new/deep/file turned/x conftest.py; ln -s new link"
+    varied += "; mkdir shared; touch shared/varied; ln -s /etc/passwd out; echo two > changed; echo two > worked"
+    agent = "echo mine > shared/own; echo three >> worked; rm kept; echo four > guide"
+    shown, findings = await carried(
+        sandboxes, agent, f"{tree()}; cat docs/guide changed worked", before, varied=varied, carry=carry
+    )
+    listed = "./changed ./docs ./docs/guide ./guide ./shared ./shared/own ./turned ./worked a one two three"
+    assert shown.split() == listed.split()
+    names = {kind: [Path(path).name for path in paths] for kind, paths in vars(findings.difference).items()}
+    assert names == {"added": ["guide", "shared", "own"], "changed": ["worked"], "removed": ["kept"]}
+    assert not (findings.removed or findings.restored or findings.left_out)
 
 
 @pytest.mark.parametrize("size", [file_manifest.COMMAND_BYTES, 1], ids=["one command", "a command for each"])

@@ -17,6 +17,7 @@ from harness.environment.archive import Entry, TooMuch
 from harness.environment.artifacts import HEADERS, artifacts_of, limit_of, root_of
 from harness.environment.file_manifest import FileDifference, in_commands
 from harness.environment.snapshot import Snapshot, contents
+from harness.environment.varied import VariedFiles
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.verdict.carried.compare import Comparison, Place, Plan, compare
@@ -49,6 +50,8 @@ class Parcels:
     each: Sequence[Parcel]
     initial: Mapping[str, Mapping[str, Entry]] | None
     """What lay there before the agent, where only its changes travel."""
+    varied: VariedFiles
+    """What variations of the environment had changed there."""
     files: ExitStack
     """Open archives."""
     evidence: bool = False
@@ -64,7 +67,7 @@ async def parcels_of(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncI
         with ExitStack() as files:
             each = [Parcel(place, directory / str(number)) for number, place in enumerate(places)]
             limit, evidence = limit_of(snapshot.spec.disk_mb), snapshot.work is not None
-            yield Parcels(task, limit, each, snapshot.initial, files, evidence)
+            yield Parcels(task, limit, each, snapshot.initial, snapshot.varied, files, evidence)
     finally:
         await asyncio.to_thread(remove_directory, directory)
 
@@ -99,6 +102,7 @@ async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
             staging=parcel.staging,
             limit=parcels.limit,
             initial=None if parcels.initial is None else parcels.initial.get(parcel.place.root, {}),
+            varied=parcels.varied.get(parcel.place.root, {}),
         )
         with tempfile.TemporaryFile() as ours:
             here = await fresh.pack(parcel.place.artifact.place, ours, 2 * parcels.limit + HEADERS)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -43,6 +44,8 @@ class Comparison:
     """Bytes of all files together."""
     initial: Mapping[str, Entry] | None = None
     """What lay there before the agent, where only its changes travel; None: everything does."""
+    varied: Mapping[str, Entry | None] = field(default_factory=dict)
+    """What variations of the environment had changed there: path -> what lay there since, None: nothing."""
 
 
 @dataclass
@@ -67,7 +70,9 @@ def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None,
         if archive is not None:
             archive.seek(0)
     before = Unpacked() if ours is None else unpack(ours, None, root, {}, 2 * given.limit)
-    now = Unpacked() if theirs is None else unpack(theirs, given.staging, root, before.entries, given.limit)
+    found = before.entries | {path: entry for path, entry in given.varied.items() if entry is not None}
+    now = Unpacked() if theirs is None else unpack(theirs, given.staging, root, found, given.limit)
+    _undo_variations(given, before.entries, now.entries)
     dropped = _drop_links(given, before.entries, now.entries)
     findings.left_out.extend(f"{root}/{path}" for path in (*now.left_out, *dropped))
     _note_difference(root, before.entries, now.entries, findings)
@@ -79,6 +84,25 @@ def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None,
     excluded = _excluded(given, {*before.entries, *now.entries})
     kept = _Kept({*apart, *excluded}, _untouched(given.initial, before.entries, now.entries), before.entries)
     return _planned(given, before.entries, now.entries, kept)
+
+
+def _undo_variations(given: Comparison, before: Mapping[str, Entry], now: dict[str, Entry]) -> None:
+    """Let what a variation has changed be as the fresh sandbox has it, where the agent left it as it was since then."""
+    for path in sorted(given.varied, reverse=True):  # what lies in a directory comes before it
+        entry, file = given.varied[path], given.staging / path
+        if now.get(path) != entry:
+            continue
+        if entry is not None and entry.kind != "directory":
+            file.unlink()
+        elif entry is not None and before.get(path) != entry:
+            with suppress(OSError):
+                file.rmdir()
+            if file.exists():  # it holds something of the agent's
+                continue
+        if path in before:
+            now[path] = before[path]
+        else:
+            now.pop(path, None)
 
 
 def _drop_links(given: Comparison, before: Mapping[str, Entry], now: dict[str, Entry]) -> list[str]:
@@ -195,11 +219,11 @@ def _planned(given: Comparison, before: Mapping[str, Entry], now: Mapping[str, E
         file = given.staging / path
         if path in kept or entry == before.get(path) or (path in kept.above and entry.kind != "directory"):
             if entry.kind != "directory":
-                file.unlink()
+                file.unlink(missing_ok=True)  # one that a variation had removed was not packed
         else:
             plan.write = True
     for path in kept.tops:
-        if now.get(path) == Entry("directory"):
+        if now.get(path) == Entry("directory") and (given.staging / path).is_dir():
             shutil.rmtree(given.staging / path)
     cleared: set[str] = set()
     for path in sorted(before):
