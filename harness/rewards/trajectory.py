@@ -2,6 +2,7 @@
 
 Requests are not in the pool, so a trajectory has the ends of results (proxy/pool/completions/observed.py), and no
 system prompt. Side calls are left out, and answers that broke off. A reader shows it to judges and reward functions.
+Calls and results are in the agent's words where its model was shown others; the model's own texts stay as they are.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     arguments: str
-    """As the model wrote them."""
+    """As the model wrote them, under the agent's names."""
     fault: str = ""
     """How the call misses its tool's schema, or that there is no such tool. Empty: it fits."""
     result: str | None = None

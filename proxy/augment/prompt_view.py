@@ -15,7 +15,8 @@ from proxy.augment import wordings
 from proxy.augment.names import MOST, Pairs
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.base import parsed_arguments
-from proxy.pool.rollouts.prompt_variations import PromptVariation
+from proxy.pool.completions.observed import ToldCall
+from proxy.pool.rollouts.prompt_variations import NAMES, PromptVariation
 
 WHOLE = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "title", "$schema", "strict"}
@@ -55,6 +56,20 @@ class PromptView:
         if not self._kinds or not reply.tool_calls:
             return reply
         return replace(reply, tool_calls=tuple(map(self._told, reply.tool_calls)))
+
+    def words(self, reply: Reply) -> tuple[ToldCall, ...]:
+        """For each call of the answer, the words in which the agent gets it; empty where they are all the model's."""
+        told = tuple(map(self._words, reply.tool_calls)) if self._kinds & NAMES else ()
+        return told if told != tuple(ToldCall(call.name) for call in reply.tool_calls) else ()
+
+    def result(self, message: dict[str, Any]) -> tuple[str, str]:
+        """The name and the text of a tool's result that the model is shown, as the agent wrote them.
+
+        What truncation has left out stays out.
+        """
+        name, text = message.get("name") or "", message.get("content") or ""
+        framed = "observations" in self._kinds and message["role"] == "tool"
+        return self._names[name], wordings.without_frame(text, self._seed) if framed else text
 
     def learn(self, tools: Sequence[dict[str, Any]]) -> None:
         """Give the names of tools that are offered their pairs."""
@@ -124,16 +139,28 @@ class PromptView:
         return call | {"function": function | {"name": self._names[own], "arguments": arguments}}
 
     def _told(self, call: ToolCall) -> ToolCall:
+        words = self._words(call)
+        if not words.keys:
+            return ToolCall(call.id, words.name, call.arguments)
+        told = words.renamed(parsed_arguments(call.arguments))
+        return ToolCall(call.id, words.name, msgspec.json.encode(told).decode())
+
+    def _words(self, call: ToolCall) -> ToldCall:
         own = self._names[call.name]
         arguments = parsed_arguments(call.arguments)
-        if isinstance(arguments, dict) and (told := self._renamed(arguments, own)).keys() != arguments.keys():
-            return ToolCall(call.id, own, msgspec.json.encode(told).decode())
-        return ToolCall(call.id, own, call.arguments)
+        if not isinstance(arguments, dict) or self._renamed(arguments, own).keys() == arguments.keys():
+            return ToldCall(own)
+        keys = {key: self._key(self._known(own), key) for key in arguments}
+        return ToldCall(own, {key: other for key, other in keys.items() if other != key})
 
     def _renamed(self, arguments: dict[str, Any], tool: str) -> dict[str, Any]:
         """The arguments under their other names, in their order. `tool`: as the agent calls it, or is told."""
-        known = tool if tool in self._keys else self._names[tool]
+        known = self._known(tool)
         return {self._key(known, key): value for key, value in arguments.items()}
+
+    def _known(self, tool: str) -> str:
+        """The name under which the arguments of a tool are known."""
+        return tool if tool in self._keys else self._names[tool]
 
 
 def _arguments(function: dict[str, Any]) -> Iterable[str]:

@@ -66,6 +66,12 @@ def observation(result: str, seed: int) -> str:
     return f"{begin}{result}{end}"
 
 
+def without_frame(observation: str, seed: int) -> str:
+    """The tool result in the form of this seed."""
+    begin, end = _drawn(seed, "observation", FRAMES)
+    return observation.removeprefix(begin).removesuffix(end)
+
+
 def cut(result: str, seed: int) -> str:
     """A tool result of at most as many characters as this seed allows, with a word about what is left out."""
     limit = _drawn(seed, "truncation", LIMITS)

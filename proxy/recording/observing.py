@@ -8,6 +8,7 @@ Left out: what it means (proxy/pool/behaviour).
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, Reply
 from proxy.parsing.formats import Format
 from proxy.parsing.schema_check import UNCHECKABLE, misfit
@@ -29,18 +30,22 @@ MOST_QUOTED = 200
 """Words of a reply that are looked up in the results."""
 
 
-def observed(call: Call, reply: Reply, form: Format) -> Observed | None:
-    """Return what is kept of a request and its reply; None for text completions, which have no messages."""
+def observed(call: Call, reply: Reply, form: Format, view: PromptView) -> Observed | None:
+    """Return what is kept of a request and its reply; None for text completions, which have no messages.
+
+    `view`: that of the attempt, which both have passed through.
+    """
     if call.prompt is not None:
         return None
     new = _behind_last_turn(call.messages)
     asked, _ = _asked_and_shown(call.messages[max(0, len(call.messages) - len(new) - 1) :])
     return Observed(
-        results=_results(new) if len(new) < len(call.messages) else (),
+        results=_results(new, view) if len(new) < len(call.messages) else (),
         faults=_faults(call, reply),
         broken=_broken(reply.content, form.openers) if call.tools and not call.no_calls else "",
         scripts=tuple(sorted({script for text in asked for script in scripts(text)})),
         foreign=_foreign(call.messages, f"{reply.reasoning}\n{reply.content}"),
+        told=view.words(reply),
     )
 
 
@@ -87,19 +92,19 @@ def _behind_last_turn(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, 
     return messages[start:]
 
 
-def _results(messages: Sequence[dict[str, Any]]) -> tuple[ToolResult, ...]:
+def _results(messages: Sequence[dict[str, Any]], view: PromptView) -> tuple[ToolResult, ...]:
     answers = [message for message in messages if message["role"] == "tool"]
     spoken = not answers
     answers = answers or [message for message in messages if message["role"] == "user"]
     results, room = [], MOST_TEXT
     for message in answers[:MOST_RESULTS]:
-        text = message.get("content") or ""
+        name, text = view.result(message)
         head, tail = cut(text, room)
         room -= len(head) + len(tail)
         results.append(
             ToolResult(
                 (message.get("tool_call_id") or "")[:FAULT],
-                (message.get("name") or "")[:FAULT],
+                name[:FAULT],
                 head,
                 tail,
                 len(text),

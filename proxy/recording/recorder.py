@@ -192,7 +192,7 @@ class TurnRecorder:
             fingerprint=self.fingerprint,
             experts=experts,
             misfit=self.misfit,
-            observed=observed(self._turn.call, reply, self._turn.template.form),
+            observed=observed(self._turn.call, reply, self._turn.template.form, self.session.view),
             response=self.session.stored.new(request, reply) if request is not None and not finish else None,
         )
         return item, path

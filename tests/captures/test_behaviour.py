@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, Reply, ToolCall
 from proxy.parsing.formats import FORMATS
 from proxy.pool.behaviour.actions import actions
@@ -126,7 +127,8 @@ def row(exchange: Exchange, call: Call, shape: RequestShape) -> Row:
         finish_reason="tool_calls" if calls else "stop", stop_sequence=None, prompt_tokens=1, sampled_tokens=1,
         cached_tokens=0,
     )  # fmt: skip
-    return Row(exchange.seq, exchange.seq, reply.finish_reason, reply.message(), shape, observed(call, reply, FORM))
+    kept = observed(call, reply, FORM, PromptView(None))
+    return Row(exchange.seq, exchange.seq, reply.finish_reason, reply.message(), shape, kept)
 
 
 def full_name(call: dict[str, Any]) -> str:

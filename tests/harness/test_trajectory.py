@@ -2,8 +2,12 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
 
 from harness.rewards.trajectory import LONGEST, cut, plain, quoted, rendered, trajectory
+from proxy.pool.completions.observed import ToldCall
 from proxy.pool.completions.records import Completion
 from tests.pool.behaviour.work import Failed, Row, Work
 
@@ -37,6 +41,18 @@ def test_turns_carry_calls_with_their_results_and_conversations() -> None:
     assert "[reasons]\n    First the tests." in text and "The title" not in text
     assert "== turn 4 (subagent, conversation 1), ended by stop\n[says]\n    helped" in text
     assert plain(turns)[0]["calls"][0]["name"] == "bash"
+
+
+def test_calls_are_in_the_agents_words_where_the_model_had_others() -> None:
+    work = Work().turn(("runShell", {"cmd": "ls"}, "a"), ("bash", {"command": "pwd"}, "b")).done()
+    first, *rest = work.rows
+    assert first.observed is not None
+    told = (ToldCall("shell", {"cmd": "command"}), ToldCall("bash"))
+    first = replace(first, observed=msgspec.structs.replace(first.observed, told=told))
+    calls = trajectory(chain([first, *rest]))[0].calls
+    assert [call.name for call in calls] == ["shell", "bash"]
+    assert [msgspec.json.decode(call.arguments) for call in calls] == [{"command": "ls"}, {"command": "pwd"}]
+    assert [call.result for call in calls] == ["a", "b"]
 
 
 def test_a_long_trajectory_loses_its_middle_and_says_so() -> None:

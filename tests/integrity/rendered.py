@@ -8,6 +8,7 @@ from harness.environment.file_manifest import FileDifference
 from harness.integrity.evidence import Evidence, evidence_of
 from harness.tasks import Task, Verifier
 from harness.verdict.findings import IsolationFindings
+from proxy.augment.prompt_view import PromptView
 from proxy.call import Reply, ToolCall
 from proxy.dialects.chat_completions import read
 from proxy.parsing.formats import FORMATS
@@ -51,7 +52,7 @@ def recorded(messages: list[dict[str, Any]]) -> list[Row]:
             finish_reason="tool_calls" if calls else "stop", stop_sequence=None, prompt_tokens=1, sampled_tokens=1,
             cached_tokens=0,
         )  # fmt: skip
-        kept = observed(read(json.dumps(body).encode(), "/v1/chat/completions"), reply, FORM)
+        kept = observed(read(json.dumps(body).encode(), "/v1/chat/completions"), reply, FORM, PromptView(None))
         row = len(rows) + 1
         shown = None if kept is None else unpack(pack(kept))
         rows.append(Row(row, row - 1, row - 1 or None, reply.finish_reason, reply.message(), shown))

@@ -20,8 +20,9 @@ from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, Constraint, Reply, ToolCall
 from proxy.dialects.base import GRAMMAR
 from proxy.pool.behaviour.actions import Action
+from proxy.pool.behaviour.actions import called as called_words
 from proxy.pool.behaviour.results import failure
-from proxy.pool.completions.observed import ToolResult
+from proxy.pool.completions.observed import Observed, ToldCall, ToolResult, pack, unpack
 from proxy.pool.completions.records import Completion
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.attempts import by_key, open_attempt
@@ -92,6 +93,8 @@ def test_what_the_model_calls_comes_to_the_agent_and_back_as_it_was(seed: int) -
     for name in (tool["name"], "read_file", "nothing"):
         said = ToolCall("c", name, msgspec.json.encode(arguments).decode())
         (told,) = seen.told(replace(ANSWER, tool_calls=(said,))).tool_calls
+        kept = seen.words(replace(ANSWER, tool_calls=(said,))) or [ToldCall(name)]
+        assert [(words.name, words.arguments(said.arguments)) for words in kept] == [(told.name, told.arguments)]
         if name == tool["name"]:
             own = msgspec.json.decode(told.arguments)
             assert told.name == "read_file" and set(own) == {"path", "start_line", "unknown"}
@@ -102,6 +105,31 @@ def test_what_the_model_calls_comes_to_the_agent_and_back_as_it_was(seed: int) -
         (back,) = history.messages[0]["tool_calls"]
         assert (back["function"]["name"], back["function"]["arguments"]) == (name, arguments)
         assert list(back["function"]["arguments"]) == list(arguments)  # tokens are those of this order
+
+
+def test_only_what_differs_is_kept_of_a_calls_words() -> None:
+    said = ToolCall("c", "bash", '{"command": "ls"}')
+    reply = replace(ANSWER, tool_calls=(said,))
+    assert PromptView(None).words(reply) == view("observations").words(reply) == ()
+    seen = view("tool_names", "argument_names")
+    assert seen.words(reply) == ()  # no request has offered any tool
+    lone = Observed(told=(ToldCall("b\ud83d", {"c\ud83d": "command"}),))
+    assert unpack(pack(lone)).told == (ToldCall("b?", {"c?": "command"}),)
+    assert unpack(b'[[],[],"",[]]').told == ()  # as rows of before have it
+    words = ToldCall("bash", {"cmd": "command"})
+    assert [words.arguments(text) for text in ('{"cmd": 1, "x": {"cmd": 2}}', "[1]", '{"cmd')] == [
+        '{"command":1,"x":{"cmd":2}}', "[1]", '{"cmd',
+    ]  # fmt: skip
+
+
+def test_a_result_comes_back_from_its_frame_in_the_agents_words() -> None:
+    for seed in range(20):
+        seen = view("tool_names", "observations", seed=seed)
+        for text in ("", "out", "```\nout\n```", "Output:\nout", "<output>\n\n</output>"):
+            message = {"role": "tool", "tool_call_id": "c", "name": "bash", "content": text}
+            shown = seen.shown(request(user("go"), message)).messages[1]
+            assert shown["content"] != text and seen.result(shown) == ("bash", text)
+    assert seen.result(user("Output:\nx")) == ("", "Output:\nx")
 
 
 def test_tools_that_are_offered_at_the_same_time_are_all_known() -> None:
@@ -360,6 +388,11 @@ async def test_the_agent_gets_its_own_words_and_its_conversation_goes_on(dialect
     assert second.follows == first.id and stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
     assert first.untrainable is None and second.untrainable is None
     assert first.observed is not None and not first.observed.broken  # its calls fit the schemas that it saw
+    assert called_words(first) == [("bash", '{"command":"ls"}')]
+    assert second.observed is not None and [each.head for each in second.observed.results] == [
+        '{"result":"out"}' if dialect == "gemini" else "out"
+    ]
+    assert "out" not in script.prompts[1].split("<tool_response>")[1].splitlines()[1]  # the model saw it in a frame
 
 
 async def test_another_proxy_and_a_later_one_show_the_same(serve: Serve) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from proxy.pool.behaviour.process import figures
-from proxy.pool.completions.observed import UNKNOWN_TOOL, Observed, ToolResult
+from proxy.pool.completions.observed import UNKNOWN_TOOL, Observed, ToldCall, ToolResult
 from proxy.pool.completions.records import Completion, NewCompletion
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
@@ -219,7 +219,7 @@ def test_from_a_part_of_the_reward_or_an_event_to_the_advantage_of_each_token() 
 
 
 def test_a_turn_in_a_full_context_costs_unless_it_manages_it() -> None:
-    """The prompts of the three turns have 3, 6 and 10 tokens."""
+    """The prompts of the three turns have 3, 6 and 10 tokens. One model knows `fold` as `fork`."""
 
     def labelled(label: str, *tools: str) -> list[Completion]:
         calls = [{"function": {"name": tool, "arguments": '{"prompt": "p"}'}} for tool in tools]
@@ -229,10 +229,12 @@ def test_a_turn_in_a_full_context_costs_unless_it_manages_it() -> None:
     process = ProcessRewards(full_context=0.05, full_context_tokens=5)
     credit = Credit(returns="turns", process=process)
     rollouts = [labelled("main", "shell"), labelled("main", "shell", "fold"), labelled("compaction")]
-    members = [member(number, 1.0, completions=chain) for number, chain in enumerate(rollouts)]
-    members.append(member(3, 0.0, turns=1))  # or nothing but their length would differ
-    own = [[0.9, 0.9, 0.95], [0.95, 0.95, 0.95], [0.95, 0.95, 0.95], [0.0]]
-    baselines = [1.9 / 3, 1.85 / 3, 1.85 / 3, 2.8 / 3]
+    varied = labelled("main", "fork")
+    varied[1] = replace(varied[1], observed=Observed(told=(ToldCall("fold"),)))
+    members = [member(number, 1.0, completions=chain) for number, chain in enumerate([*rollouts, varied])]
+    members.append(member(4, 0.0, turns=1))  # or nothing but their length would differ
+    own = [[0.9, 0.9, 0.95], [0.95, 0.95, 0.95], [0.95, 0.95, 0.95], [0.95, 0.95, 0.95], [0.0]]
+    baselines = [2.85 / 4, 2.8 / 4, 2.8 / 4, 2.8 / 4, 3.75 / 4]
     for got, returns, baseline in zip(
         by_turn(assemble([group(members)], StepOptions(credit=credit))), own, baselines, strict=True
     ):

@@ -76,7 +76,7 @@ class Action:
     """Its place among the reply's tool calls; None: it is a command in the text."""
     tool: str
     written: str
-    """Its arguments as the model wrote them."""
+    """Its arguments as the model wrote them, under the agent's names."""
     fault: str = ""
     """How it misses its tool, as the recording says."""
     result: ToolResult | None = None
@@ -226,6 +226,18 @@ def _results(chain: Sequence[Readable]) -> dict[int, list[ToolResult]]:
     return shown
 
 
+def called(item: Readable) -> list[tuple[str, str]]:
+    """The name and the arguments of each call of a reply, in the agent's words."""
+    calls = [
+        (str(call["function"]["name"]), _text(call["function"].get("arguments")))
+        for call in item.reply.get("tool_calls") or ()
+    ]
+    told = item.observed.told if item.observed else ()
+    if len(told) != len(calls):  # they are the model's, too
+        return calls
+    return [(words.name, words.arguments(written)) for words, (_, written) in zip(told, calls, strict=True)]
+
+
 def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
     calls = item.reply.get("tool_calls") or ()
     if not calls:
@@ -235,15 +247,8 @@ def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
     faults = item.observed.faults if item.observed else ()
     matched = _matched([call.get("id", "") for call in calls], results)
     return [
-        Action(
-            item.id,
-            place,
-            str(call["function"]["name"]),
-            _text(call["function"].get("arguments")),
-            faults[place] if place < len(faults) else "",
-            matched[place],
-        )
-        for place, call in enumerate(calls)
+        Action(item.id, place, name, written, faults[place] if place < len(faults) else "", matched[place])
+        for place, (name, written) in enumerate(called(item))
     ]
 
 

@@ -1,8 +1,11 @@
 """What a request showed of its agent's surroundings, bounded: requests themselves are not kept.
 
 A tool's result is in the request after its call, and whether a call fits its tool is known from the request before it.
-Both are kept here, for whoever reads behaviour from the pool (proxy/pool/behaviour). Left out: whole texts.
+Both are kept here, for whoever reads behaviour from the pool (proxy/pool/behaviour). Where the model was shown other
+words than the agent's, the agent's are kept. Left out: whole texts.
 """
+
+from typing import Any
 
 import msgspec
 
@@ -36,6 +39,25 @@ class ToolResult(msgspec.Struct, frozen=True, array_like=True):
     """A user's message: so agents answer that write their calls as text."""
 
 
+class ToldCall(msgspec.Struct, frozen=True, array_like=True):
+    """The words in which the agent got a call, where its model was shown others (proxy/augment)."""
+
+    name: str
+    keys: dict[str, str] = {}
+    """The model's names of arguments that differ -> the agent's."""
+
+    def arguments(self, written: str) -> str:
+        """The arguments that the model wrote, as the agent got them."""
+        try:
+            value = msgspec.json.decode(written) if self.keys else None
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return written
+        return msgspec.json.encode(self.renamed(value)).decode() if isinstance(value, dict) else written
+
+    def renamed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {self.keys.get(key, key): value for key, value in arguments.items()}
+
+
 class Observed(msgspec.Struct, frozen=True, array_like=True):
     """What a completion's request showed, and what it offered the completion's reply."""
 
@@ -50,6 +72,8 @@ class Observed(msgspec.Struct, frozen=True, array_like=True):
     foreign: tuple[tuple[str, str], ...] = ()
     """Scripts that nobody who asked has written, each with the first words of the reply in it that stand in no result.
     Empty also in rows of before these were kept."""
+    told: tuple[ToldCall, ...] = ()
+    """For each call of the reply the agent's words for it. Empty: they are the model's, as in all rows without."""
 
 
 _decode = msgspec.json.Decoder(Observed).decode
@@ -65,8 +89,12 @@ def pack(observed: Observed) -> bytes:
             for each in observed.results
         ]
         faults = tuple(map(_storable, observed.faults))
+        told = tuple(
+            ToldCall(_storable(each.name), {_storable(key): _storable(own) for key, own in each.keys.items()})
+            for each in observed.told
+        )
         whole = msgspec.structs.replace(
-            observed, results=tuple(results), faults=faults, broken=_storable(observed.broken)
+            observed, results=tuple(results), faults=faults, broken=_storable(observed.broken), told=told
         )
         return msgspec.json.encode(whole)
 

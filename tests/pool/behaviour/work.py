@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.base import parsed_arguments, tool_call, tool_definition
 from proxy.parsing.formats import FORMATS
@@ -82,7 +83,7 @@ class Work:
             content=text, reasoning=reasoning, tool_calls=calls, finish_reason=finish, stop_sequence=None,
             prompt_tokens=1, sampled_tokens=1, cached_tokens=0,
         )  # fmt: skip
-        kept = observed(Call(model="m", messages=tuple(self.messages), tools=TOOLS), reply, FORM)
+        kept = observed(Call(model="m", messages=tuple(self.messages), tools=TOOLS), reply, FORM, PromptView(None))
         follows = self.rows[-1].id if self.rows else None
         kept = None if kept is None else unpack(pack(kept))
         self.rows.append(Row(len(self.rows) + 1, follows, reply.finish_reason, reply.message(), kept, label=label))
