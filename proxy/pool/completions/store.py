@@ -289,12 +289,20 @@ def paths(chain: Sequence[Completion], known: Mapping[int, "array[int]"] | None 
     `known`: paths of earlier completions of the attempt. ValueError when a path does not match the checksum that was
     taken when it was served.
     """
+    whole = token_paths(chain, known)
+    for item in chain:
+        if crc32(int_bytes(whole[item.id])) != item.path_crc:
+            raise ValueError(f"completion {item.id}: its stored tokens do not match checksum {item.path_crc}")
+    return whole
+
+
+def token_paths(
+    chain: Sequence[Completion], known: Mapping[int, "array[int]"] | None = None
+) -> dict[int, "array[int]"]:
+    """Return what `paths` does, without a look at the checksums."""
     whole: dict[int, array[int]] = {}
     before = ChainMap(whole, dict(known or {}))
     for item in chain:
         shared = before[item.prefix_of][: item.prefix_length] if item.prefix_of is not None else array("i")
-        path = shared + item.prompt_tail + item.sampled
-        if crc32(int_bytes(path)) != item.path_crc:
-            raise ValueError(f"completion {item.id}: its stored tokens do not match checksum {item.path_crc}")
-        whole[item.id] = path
+        whole[item.id] = shared + item.prompt_tail + item.sampled
     return whole

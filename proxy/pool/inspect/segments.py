@@ -1,7 +1,8 @@
 """The segments of an attempt's conversations: where a context was compacted or otherwise rewritten, and what it saved.
 
 A segment is a row of calls of which each prompt begins with the whole context of the one before. All of it follows from
-the recorded links, so it is known of any agent. Left out: side calls, and which words were dropped.
+the recorded links, so it is known of any agent. Which results were dropped follows from the tokens
+(dropped_results.py). Left out: side calls.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 
 from proxy.pool.completions.labels import COMPACTION, SIDE, SUBAGENT
 from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import token_paths
+from proxy.pool.inspect.dropped_results import described, dropped
 
 
 @dataclass
@@ -113,11 +116,14 @@ def _again(item: Completion, last: Completion) -> bool:
 
 def lines(chain: Sequence[Completion]) -> Iterator[str]:
     """Yield a line for each conversation whose context was rewritten, and one for each of its segments."""
-    for conversation in conversations(chain):
-        if len(conversation.segments) > 1:
-            count, tokens, saved = len(conversation.segments), conversation.prompt_tokens, conversation.saved_tokens
-            yield f"{conversation.label}: {count} segments, prompts of {tokens} tokens, at least {saved} saved"
-            for number, segment in enumerate(conversation.segments, 1):
-                calls = f"{len(segment.calls)} call{'s' * (len(segment.calls) > 1)} from #{segment.calls[0].id}"
-                begins = f", begins {segment.shorter} tokens shorter" if segment.shorter else ""
-                yield f"    segment {number}: {calls}, {segment.start} to {segment.end} tokens{begins}"
+    rewritten = [conversation for conversation in conversations(chain) if len(conversation.segments) > 1]
+    whole = token_paths(chain) if rewritten else {}
+    for conversation in rewritten:
+        count, tokens, saved = len(conversation.segments), conversation.prompt_tokens, conversation.saved_tokens
+        yield f"{conversation.label}: {count} segments, prompts of {tokens} tokens, at least {saved} saved"
+        gone = dropped([segment.calls for segment in conversation.segments], whole)
+        for number, (segment, results) in enumerate(zip(conversation.segments, gone, strict=True), 1):
+            calls = f"{len(segment.calls)} call{'s' * (len(segment.calls) > 1)} from #{segment.calls[0].id}"
+            begins = f"begins {segment.shorter} tokens shorter" if segment.shorter else ""
+            said = [calls, f"{segment.start} to {segment.end} tokens", begins, described(results)]
+            yield f"    segment {number}: {', '.join(filter(None, said))}"

@@ -34,6 +34,7 @@ async def test_compact_puts_notes_in_the_place_of_all_turns(agent: Agent) -> Non
     assert verify(session.stand.pool).damages == []
     head, first, second = lines(session.calls)
     assert head.startswith("main: 2 segments") and "2 calls" in first and "tokens shorter" in second
+    assert "results" not in first and "without the results of 1 turn: 'the word is apple" in second
 
 
 async def test_compact_takes_the_results_of_its_own_turn_with_it_and_keeps_the_plan(agent: Agent) -> None:
@@ -55,6 +56,7 @@ async def test_discard_drops_old_results_and_keeps_what_the_model_said(agent: Ag
     calls = session.calls
     assert [item.follows for item in calls] == [None, *(item.id for item in calls[:3])]
     assert session.goes_on(2) and not session.goes_on(3)
+    assert "without the results of 1 turn: 'the word is apple" in list(lines(calls))[-1]
     check_trained(calls)
 
 
@@ -117,6 +119,9 @@ async def test_hybrid_keeps_recent_results_and_then_compacts(agent: Agent) -> No
     third = session.model.behind_system(2)
     assert "[r1: dropped]" in third and "the second word\n</tool_response>" in third
     assert session.dropped() == [("discard", ["r1"]), ("discard", ["r2"]), ("compact", ["r1", "r2", "r3"])]
+    gone = [line.partition(", without the ")[2] for line in lines(session.calls)][1:]
+    # the request for notes is no part of the conversation, so what it alone showed is not counted
+    assert [line.partition(":")[0] for line in gone] == ["", "results of 1 turn", "results of 1 turn"]
     assert session.labels == ["main", "main", "main", "compaction", "main"]
     check_trained(session.calls)
 
