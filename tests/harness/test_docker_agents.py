@@ -1,7 +1,8 @@
 """The unmodified agents in hardened containers, through the real proxy, with the verifier's reward.
 
-A scripted engine plays the model: it solves the example Harbor tasks with the agent's own shell tool. CI runs what fits
-its time; the long tests run each agent at each task, and each in an image that has nothing but a C library and bash.
+A scripted engine plays the model: it solves the example Harbor tasks with the agent's own shell tool, and calls the
+tool of a task's MCP server. CI runs what fits its time; the long tests run each agent at each task, and each in an
+image that has nothing but a C library and bash.
 """
 
 import shutil
@@ -22,7 +23,7 @@ from tests.conftest import need
 from tests.harness.conftest import HELLO, results, write_tasks
 from tests.harness.oracle import HARBOR
 from tests.harness.scripts import CHECKED
-from tests.harness.test_agents import need_agent
+from tests.harness.test_agents import WITH_MCP, WORDS, need_agent
 
 TASKS = sorted(path.name for path in HARBOR.iterdir())
 IN_CI = {"mini-swe-agent": ["late-orders"]}
@@ -87,6 +88,24 @@ def worked(tmp_path: Path, proxy: RunningProxy, *what: str) -> list[dict[str, An
     return results(tmp_path / "run")
 
 
+PYTHON = "deb:py"
+"""An image that can run the tests' MCP servers."""
+SERVED_WORDS = WORDS | {
+    "files": {},
+    "services": [
+        {
+            "name": "words",
+            "image": {"name": PYTHON},
+            "command": ["python3", "-c", Path(__file__).with_name("mcp_over_http.py").read_text(), "8000"],
+            "env": {"WORD": "quince"},
+            "ready": "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8000)).close()'",
+        }
+    ],
+    "mcp": [{"name": "words", "url": "http://words:8000/mcp"}],
+}
+"""The same task, whose MCP server runs in a service beside the sandbox."""
+
+
 def solved(row: dict[str, Any]) -> bool:
     whole: bool = (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1)
     return whole and row["completions"] == row["trainable"] > 0
@@ -117,4 +136,27 @@ def test_an_agent_works_in_a_strict_container_of_an_image_without_interpreters(
     need_agent(name)
     file = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": CHECKED, "timeout": 240})
     (row,) = worked(tmp_path, proxy, str(file), "--agent", name, "--image", bare)
+    assert solved(row), row
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "native" else pytest.mark.long) for name in WITH_MCP]
+)
+def test_the_tools_of_a_tasks_mcp_server_reach_an_agent_in_its_container(
+    name: str, proxy: RunningProxy, tmp_path: Path
+) -> None:
+    need_agent(name)
+    file = write_tasks(tmp_path / "tasks.jsonl", WORDS)
+    (row,) = worked(tmp_path, proxy, str(file), "--agent", name, "--image", PYTHON)
+    assert solved(row), row
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["native", "openai-agents"])
+def test_an_mcp_server_over_http_in_a_service_of_the_task_reaches_an_agent_in_its_container(
+    name: str, proxy: RunningProxy, tmp_path: Path
+) -> None:
+    need_agent(name)
+    file = write_tasks(tmp_path / "tasks.jsonl", SERVED_WORDS)
+    (row,) = worked(tmp_path, proxy, str(file), "--agent", name, "--image", PYTHON)
     assert solved(row), row
