@@ -86,10 +86,12 @@ class Agent:
         self._serve = serve
 
     async def __call__(
-        self, *replies: Reply, policy: str = "free", context: int = 4096, task: str = TASK, **settings: Any
-    ) -> Session:
+        self, *replies: Reply, policy: str = "free", context: int = 4096, task: str = TASK, family: Path | None = None,
+        **settings: Any,
+    ) -> Session:  # fmt: skip
+        """`family`: the directory of the model that is played. Default: the tiny one."""
         model = Model(replies)
-        stand = await self._serve(model, context_length=context)
+        stand = await self._serve(model, context_length=context, **({"model": family} if family else {}))
         (self.directory / "settings.json").write_text(json.dumps(settings))
         options = ["--policy", policy, "--context", str(context), "--settings", "settings.json", "--", task]
         process = await asyncio.create_subprocess_exec(

@@ -14,10 +14,41 @@ from harness.agents.native.shell import KEPT, Shell
 from harness.agents.native.tool import Toolbox, ToolFailed, shortened
 from proxy.pool.behaviour.event import Kind
 from proxy.pool.behaviour.read import events
-from tests.harness.native.conftest import Agent, called
+from tests.harness.native.conftest import Agent, called, check_trained
 from tests.harness.native.http_mcp import PROTOCOL, http_server
+from tests.proxy.written import WRITERS
+from tests.proxy.zoo import FAMILIES, make_zoo
 
 SERVER = Path(__file__).with_name("mcp_server.py")
+
+
+@pytest.fixture(scope="module")
+def zoo(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one for each model family."""
+    make_zoo(tiny_model, root := tmp_path_factory.mktemp("zoo"))
+    return root
+
+
+@pytest.mark.parametrize("family", ["Qwen3-Coder", "Llama-3.1", "DeepSeek-V3.1"])
+async def test_the_agent_works_with_the_calls_of_other_models(family: str, zoo: Path, agent: Agent) -> None:
+    """Of a shell, a file and a context action, each written as the family writes it."""
+    write = WRITERS[FAMILIES[family].way][1]
+    replies = [
+        write([("shell", {"command": "word=quince; echo $word"})]),
+        write([("edit_file", {"path": "note.txt", "first": 1, "last": 0, "new_text": "the word is quince"})]),
+        write([("compact", {"notes": "The word stands in note.txt."})]),
+        "Done.",
+    ]
+    session = await agent(*replies, family=zoo / family)
+    assert session.status == 0 and session.output.endswith("Done.\n"), session.output
+    assert (agent.directory / "note.txt").read_text() == "the word is quince\n"
+    assert (
+        "quince" in session.model.prompts[1].split("echo $word")[1] and "<tool_call>\n{" not in session.model.prompts[1]
+    )
+    assert "The word stands in note.txt." in session.model.prompts[3] and "echo $word" not in session.model.prompts[3]
+    assert session.labels == ["main"] * 4 and session.dropped() == [("compact", ["r1", "r2", "r3"])]
+    assert session.goes_on(1) and session.goes_on(2) and not session.goes_on(3)
+    check_trained(session.calls)
 
 
 @pytest.fixture(params=["/bin/bash", "/bin/sh"])
