@@ -4,7 +4,8 @@ A tiny model works at tasks that do not fit into its context of 512 tokens (read
 which asks for notes when the context is nearly full. It is warm-started on a teacher whose notes keep the needed word
 in 60 % of cases. Then it is trained twice from the same weights with the verifier's verdict alone: with its notes, and
 without them (batch.labels leaves out compactions). Everything is real: SGLang on this machine's CPU, `trainer launch`,
-`harness run`. Prints one JSON object as the last line. Left out: a model that learns when to take notes.
+`harness run`. Prints one JSON object as the last line. Left out: a model that learns when to take notes, and a user's
+function that leaves out the notes, as batch.function weighs whole rollouts and could not keep the rest of one.
 """
 
 import argparse
