@@ -134,6 +134,15 @@ def test_what_was_applied_stands_in_the_attempts_row(run: Run, proxy: RunningPro
         assert connection.scalar(newest) == ["timezone=JST-9", "command=touch"]
 
 
+def test_no_verifier_of_a_step_sees_a_variation(run: Run) -> None:
+    """It is applied once, and the sandbox of the first step is that of the second."""
+    verifier = {"command": 'test ! -e varied && test "$(cat hello.txt)" = hello', "where": "fresh"}
+    steps = [{"name": name, "instruction": HELLO["instruction"], "verifier": verifier} for name in ("a", "b")]
+    task = {"id": "steps", "steps": steps, "augment": {"probability": 1, "commands": {"touch": "touch varied"}}}
+    (row,) = run(tasks=[task], command=f"test -e varied && {SHELL_AGENT}")
+    assert (row["reward"], row["failure"]) == (1.0, None), row
+
+
 SHARED, OWN = {"where": "shared"}, {"environment": {}}
 TWO_STEPS = [{"name": name, "instruction": "i", "verifier": {"command": "true"}} for name in ("a", "b")]
 TWO_STEPS[1]["verifier"] |= SHARED
