@@ -143,9 +143,13 @@ def test_no_verifier_of_a_step_sees_a_variation(run: Run) -> None:
     assert (row["reward"], row["failure"]) == (1.0, None), row
 
 
-SHARED, OWN = {"where": "shared"}, {"environment": {}}
-TWO_STEPS = [{"name": name, "instruction": "i", "verifier": {"command": "true"}} for name in ("a", "b")]
-TWO_STEPS[1]["verifier"] |= SHARED
+TRUE: dict[str, Any] = {"command": "true"}
+SHARED: dict[str, Any] = {"where": "shared"}
+OWN: dict[str, Any] = {"environment": {}}
+TWO_STEPS = [
+    {"name": "a", "instruction": "i", "verifier": TRUE},
+    {"name": "b", "instruction": "i", "verifier": TRUE | SHARED},
+]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ TWO_STEPS[1]["verifier"] |= SHARED
 def test_variations_that_a_verifier_would_see_are_refused(
     kind: str, augment: dict[str, Any], verifier: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    task = msgspec.convert(HELLO | more | {"verifier": HELLO["verifier"] | verifier, "augment": augment}, Task)
+    task = msgspec.convert(HELLO | more | {"verifier": TRUE | verifier, "augment": augment}, Task)
     why = "travel to the verifier's own environment" if verifier == OWN else "the verifier would see it"
     with pytest.raises(UserError, match=rf"the variation '{next(iter(augment))}' .* task 'hello' .*{why}"):
         check_unseen([task], None, kind)
@@ -182,7 +186,7 @@ def test_variations_that_a_verifier_would_see_are_refused(
     ],
 )
 def test_variations_that_no_verifier_would_see_are_taken(kind: str, augment: Augment, verifier: dict[str, Any]) -> None:
-    task = msgspec.convert(HELLO | {"verifier": HELLO["verifier"] | verifier}, Task)
+    task = msgspec.convert(HELLO | {"verifier": TRUE | verifier}, Task)
     check_unseen([task], augment, kind)
 
 
