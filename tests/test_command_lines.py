@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ import harness.cli
 import proxy.commands.main
 import sandboxes.cli
 import trainer.commands.main
-from proxy.pool.terminal.errors import PAGES
+from proxy.pool.errors import UserError
+from proxy.pool.terminal.errors import PAGES, page_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,14 +59,61 @@ def test_an_error_names_the_page_that_explains_it(tmp_path: Path, capsys: pytest
     (tmp_path / "train.toml").write_text('pool = "p"\nrun = "r"\nmodel = "m"\noutput = "o"\n[batch]\nwindow = 0\n')
     assert trainer.commands.main.main(["launch", str(tmp_path / "train.toml")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+    assert error.startswith("error: ") and error.endswith(" (see docs/models.md)\n") and error.count("\n") == 1
     assert proxy.commands.main.main(["dashboard", str(tmp_path / "none.db")]) == 2
-    assert capsys.readouterr().err.endswith(" (see docs/dashboard.md)\n")
+    assert capsys.readouterr().err.endswith(" (see docs/pool.md)\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "page"),
+    [
+        (["proxy", "serve"], "[engine]\nmodel = 'm'\n", "models.md"),
+        (["harness", "run"], "tasks = 'tasks.jsonl'\n", "runs.md"),
+        (["trainer", "launch"], "pool = 'p'\nrun = 'r'\nmodel = 'm'\noutput = 'o'\n", "training.md"),
+    ],
+)
+def test_an_unknown_key_names_the_page_of_its_file(
+    command: list[str], text: str, page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.toml").write_text(text + "speed = 3\n")
+    main = {"proxy": proxy.commands.main.main, "harness": harness.cli.main, "trainer": trainer.commands.main.main}
+    assert main[command[0]]([*command[1:], str(tmp_path / "file.toml")]) == 2
+    error = capsys.readouterr().err
+    assert "unknown key `speed`" in error and error.endswith(f" (see docs/{page})\n")
 
 
 def test_the_pages_of_errors_and_their_modules_exist() -> None:
-    assert {page for page in PAGES.values() if not (ROOT / "docs" / page).exists()} == set()
-    assert {name for name in PAGES if find_spec(name) is None} == set()
+    assert {page for page in PAGES.values() if page and not (ROOT / "docs" / page).exists()} == set()
+    places = {name: ROOT / name.replace(".", "/") for name in PAGES}
+    assert {
+        name for name, place in places.items() if not place.is_dir() and not place.with_suffix(".py").exists()
+    } == set()
+
+
+NO_PAGE = {
+    "proxy.pool.functions.process": "a user's function: the page of the setting that names it",
+    "proxy.pool.functions.weights": "the same",
+    "proxy.pool.input_files": "a file of any kind: the page of its reader",
+    "proxy.pool.settings_file": "settings of any command: the page of their class",
+    "trainer.megatron.parallel": "hands on what rank 0 has raised: the page of the caller",
+}
+"""Modules whose errors name the page of the caller, with the reason."""
+
+
+def test_every_module_that_raises_an_error_of_the_user_has_a_page() -> None:
+    texts = {module_name(file): file.read_text() for package in PARSERS for file in (ROOT / package).rglob("*.py")}
+    bases = [found for text in texts.values() for found in re.findall(r"^class (\w+)\((\w+)\):", text, re.M)]
+    kinds = {UserError.__name__}
+    while more := {name for name, base in bases if base in kinds} - kinds:
+        kinds |= more
+    made = re.compile(rf"(?<!class )(?<!def )\b(?:demand|{'|'.join(kinds)})\(")
+    raising = {name for name, text in texts.items() if made.search(text)}
+    assert len(kinds) > 5 and len(raising) > 90
+    assert {name for name in raising if page_of(name) is None} == set(NO_PAGE)
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 COMPLETE = """\

@@ -7,6 +7,7 @@ What torchrun does is done here too: when a rank is gone, the others are ended. 
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,11 +70,14 @@ class Lives:
         return self.log.read_text()[-2000:]
 
     def error_of(self, *arguments: str) -> str:
-        """Live a life that prints its schedule at most and ends with one error message, and return the message."""
+        """Live a life that prints its schedule at most and ends with one error message, and return the message.
+
+        Every such message names its page.
+        """
         before = len(self.log.read_text())
         assert self.live(*arguments) == [2], self.log_end()
         printed = [line for line in self.log.read_text()[before:].splitlines() if not line.startswith("schedule ")]
-        assert len(printed) == 1 and printed[0].startswith("error: "), printed
+        assert len(printed) == 1 and re.fullmatch(r"error: .* \(see docs/[a-z-]+\.md\)", printed[0]), printed
         return printed[0]
 
     def kill(self) -> None:

@@ -246,7 +246,9 @@ def test_two_ranks_of_which_the_first_was_killed_go_on_and_what_is_wrong_is_told
     process = start(directory, "--nproc", "2", "--set", "batch.patience_seconds=1")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 2
-    assert output.splitlines()[-1].startswith("error: waited batch.patience_seconds = 1 for 2 finished groups")
+    error = output.splitlines()[-1]
+    assert error.startswith("error: waited batch.patience_seconds = 1 for 2 finished groups")
+    assert error.endswith(" (see docs/training.md)")
     assert output.count("waited") == 1 and "Traceback" not in output
     assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 2), ("DONE", 1)]
 
