@@ -1,6 +1,7 @@
 """Retention: consumed groups go to an archive and then leave the pool, and the iterator reads them from there."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,10 +27,13 @@ from proxy.pool.inspect.account import account
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read import RolloutFilter, rollouts
+from proxy.pool.retention.archive import archive, drop
+from proxy.pool.retention.horizon import horizon
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
-from proxy.pool.rollouts.runs import open_run
+from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import archives, completions, groups
+from proxy.pool.terminal import progress
 from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.finished_rollouts import finished_rollout, finished_rollouts
 from proxy.pool.training.steps import Published, latest, publish, reopen_after
@@ -132,6 +136,18 @@ def test_archived_rollouts_are_read_as_before(trained: Pool, archived: Command, 
     assert [item.tokens.tolist() for item in final.completions] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4]]
     assert [item.prefix_of is None for item in final.completions] == [True, False, True]
     assert show(trained, 1)[-1] == f"its calls have left the pool for {file}; read them with proxy.pool.read"
+
+
+def test_its_progress_has_a_total(
+    trained: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)  # as fast as lines can be printed
+    run = find_run(trained, "r")
+    archive(trained, run, limits := horizon(trained, run, 1), tmp_path / "old")
+    drop(trained, run, limits)
+    lines = capsys.readouterr().err
+    assert re.search(r"^writing r-1-steps-1-2.parquet: \d of 2 groups", lines, re.MULTILINE)
+    assert re.search(r"^dropping what is archived: \d of 2 groups", lines, re.MULTILINE)
 
 
 def test_what_a_rollback_reaches_stays(trained: Pool, archived: Command) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from proxy.pool.terminal import progress as module
-from proxy.pool.terminal.progress import progress
+from proxy.pool.terminal.progress import pace, progress
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds(
@@ -25,6 +25,25 @@ def test_without_a_terminal_a_line_comes_every_few_seconds(
     with progress("loading the model"):
         time.sleep(0.5)
     assert capsys.readouterr().err.startswith("loading the model: ")
+
+
+def test_what_goes_on_may_change(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "PLAIN_SECONDS", 0.05)
+    steps = ["Step 1/2"]
+    with progress(lambda: f"building: {steps[-1]}"):
+        time.sleep(0.3)
+        steps.append("Step 2/2")
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("building: Step 1/2: ") and lines[-1].startswith("building: Step 2/2: ")
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "text"),
+    [(0, 10, ""), (5, None, "2.5/s"), (5, 10, "2.5/s, 2 s left"), (12, 10, "6/s, 0 s left")],
+)
+def test_the_rate_and_the_rest_follow_from_what_is_done(done: float, total: float | None, text: str) -> None:
+    assert pace(done, total, seconds=2.0) == text
 
 
 def test_quick_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

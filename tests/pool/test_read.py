@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,11 +20,13 @@ from proxy.pool.completions.records import VersionSpan, int_bytes
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.read import RolloutFilter, record_batches, rollouts
-from proxy.pool.read.pages import PAGE
+from proxy.pool.read.pages import PAGE, count
+from proxy.pool.read.shown import shown
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import groups
+from proxy.pool.terminal import progress
 from proxy.pool.training.steps import Published, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -110,6 +113,19 @@ def test_filters_choose_what_is_read(recorded: Recorded) -> None:
     for wrong, sentence in (("BANANA", "'BANANA' is unknown; choose one of: RUNNING"), ("s", "run 's' is not in")):
         with pytest.raises(UserError, match=sentence):
             list(rollouts(recorded.pool, RolloutFilter(**{"run" if wrong == "s" else "state": wrong})))  # type: ignore[arg-type]
+
+
+def test_a_reader_sees_how_many_rollouts_are_left(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for which in (RolloutFilter(), RolloutFilter(run="r", all_attempts=True), RolloutFilter(first_step=1, last_step=1)):
+        assert count(recorded.pool, which) == len(list(rollouts(recorded.pool, which)))
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.05)
+    with shown(recorded.pool, RolloutFilter(run="r"), "exporting") as found:
+        for _ in found:
+            time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("exporting: ") and all(" of 7 rollouts" in line for line in lines)
 
 
 def test_a_long_run_is_read_in_pages_of_one_index(pool: Pool) -> None:

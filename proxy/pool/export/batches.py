@@ -14,7 +14,8 @@ from proxy.pool.export.sequences import Batch, sequences
 from proxy.pool.export.slime import write_slime
 from proxy.pool.export.verl import write_verl
 from proxy.pool.files import replacing
-from proxy.pool.read.pages import RolloutFilter, rollouts
+from proxy.pool.read.pages import RolloutFilter
+from proxy.pool.read.shown import shown
 
 BATCH_WRITERS: dict[str, Callable[[Batch, int, Path], None]] = {"slime": write_slime, "verl": write_verl}
 """The formats. Each is given the train step of the batch, 1 where it has none."""
@@ -34,10 +35,11 @@ def write_batch(pool: Pool, which: RolloutFilter, kind: str, file: Path) -> Trai
     """Write the rollouts that pass as one batch. UserError when none can be trained, or the file cannot be written."""
     batch: Batch = []
     taken = left_out = 0
-    for rollout in rollouts(pool, which):
-        parts = [] if rollout.reward is None else sequences(rollout)
-        batch += [(rollout, part) for part in parts]
-        taken, left_out = taken + bool(parts), left_out + (not parts)
+    with shown(pool, which, f"reading rollouts for {file.name}") as found:
+        for rollout in found:
+            parts = [] if rollout.reward is None else sequences(rollout)
+            batch += [(rollout, part) for part in parts]
+            taken, left_out = taken + bool(parts), left_out + (not parts)
     if not batch:
         raise UserError(f"none of the {left_out} rollouts has a reward and tokens that may be trained; choose others")
     try:

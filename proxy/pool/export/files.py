@@ -16,7 +16,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.files import replacing
 from proxy.pool.read.arrow import arrow_schema, batches, to_batch
 from proxy.pool.read.pages import RolloutFilter
-from proxy.pool.terminal.progress import progress
+from proxy.pool.read.shown import shown
 
 Write = Callable[[list[dict[str, Any]]], None]
 """Writes a batch of records."""
@@ -27,14 +27,13 @@ def export(pool: Pool, which: RolloutFilter, kind: str, file: Path) -> int:
     count = 0
     try:
         with (
-            progress(f"writing {file.name}", unit="completions") as advance,
+            shown(pool, which, f"writing {file.name}") as found,
             replacing(file) as partial,
             WRITERS[kind](partial) as write,
         ):
-            for rows in batches(pool, which):
+            for rows in batches(found):
                 write(rows)
                 count += len(rows)
-                advance(len(rows))
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}); name a file in a writable directory") from error
     return count

@@ -4,7 +4,7 @@ Messages and reward parts are JSON text, because their keys differ from row to r
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.read.pages import ALL, RolloutFilter, rollouts
+from proxy.pool.read.records import RolloutRecord
 
 COLUMNS = {
     "run": "string",
@@ -63,15 +64,15 @@ def record_batches(source: Pool | str | Path, which: RolloutFilter = ALL) -> Ite
     `tokens` is a list of T int32, `mask` of T int8 (1: sampled, and may be trained), `logprobs` of S float32;
     `given` and `versions` are lists of spans (see CompletionRecord), `message` and `reward_parts` JSON text.
     """
-    for rows in batches(source, which):
+    for rows in batches(rollouts(source, which)):
         yield to_batch(rows)
 
 
-def batches(source: Pool | str | Path, which: RolloutFilter) -> Iterator[list[dict[str, Any]]]:
-    """Yield flat rows of completions, a bounded number at a time."""
+def batches(found: Iterable[RolloutRecord]) -> Iterator[list[dict[str, Any]]]:
+    """Yield flat rows of the completions of rollouts, a bounded number at a time."""
     rows: list[dict[str, Any]] = []
     tokens = 0
-    for rollout in rollouts(source, which):
+    for rollout in found:
         for row in rollout.rows():
             rows.append(row)
             tokens += len(row["tokens"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Join, Row, Select, bindparam, func, select
 
 from proxy.pool.completions.labels import LABELS
 from proxy.pool.completions.records import Completion
@@ -136,9 +136,6 @@ def _attempts(pool: Pool, run_id: int, which: RolloutFilter) -> Iterator[tuple[R
 
 def _of_groups(connection: Connection, group_ids: list[int], all_attempts: bool) -> list[Row[Any]]:
     """Return the rollouts of these groups with their attempts; finished ones with the final attempt alone."""
-    joined = attempts.c.rollout_id == rollouts_table.c.id
-    if not all_attempts:
-        joined &= attempts.c.id == rollouts_table.c.attempt_id
     newest = func.max(attempts.c.id).over(partition_by=rollouts_table.c.id).label("newest")
     query = (
         select(
@@ -149,12 +146,34 @@ def _of_groups(connection: Connection, group_ids: list[int], all_attempts: bool)
             attempts.c.closed_at,
             newest,
         )
-        .join_from(rollouts_table, attempts, joined, isouter=True)
-        .where(rollouts_table.c.group_id.in_(group_ids))
+        .select_from(_tried(all_attempts))
+        .where(rollouts_table.c.group_id.in_(group_ids), *_ended(all_attempts))
         .order_by(rollouts_table.c.group_id, rollouts_table.c.member, attempts.c.id)
     )
-    finished = query.where(rollouts_table.c.finished_at.is_not(None))
-    return list(connection.execute(query if all_attempts else finished))
+    return list(connection.execute(query))
+
+
+def _tried(all_attempts: bool) -> Join:
+    """Rollouts with their attempts, or with the final one alone."""
+    joined = attempts.c.rollout_id == rollouts_table.c.id
+    if not all_attempts:
+        joined &= attempts.c.id == rollouts_table.c.attempt_id
+    return rollouts_table.outerjoin(attempts, joined)
+
+
+def _ended(all_attempts: bool) -> list[ColumnElement[bool]]:
+    return [] if all_attempts else [rollouts_table.c.finished_at.is_not(None)]
+
+
+def count(pool: Pool, which: RolloutFilter) -> int:
+    """Return how many rollouts `rollouts` will yield at most: bounds of rewards and labels are not counted."""
+    number = select(func.count()).select_from(_tried(which.all_attempts)).where(*_ended(which.all_attempts))
+    total = 0
+    for run in _runs(pool, which):
+        passing = which.groups_query(run.id).with_only_columns(groups.c.id).order_by(None)
+        with pool.read() as connection:
+            total += connection.scalar(number.where(rollouts_table.c.group_id.in_(passing))) or 0
+    return total
 
 
 class _Stored:

@@ -63,7 +63,8 @@ def _archive(pool: Pool, run: Run, limits: Horizon, directory: Path) -> Archived
     written: list[int] = []
     try:
         with replacing(file, private=True, durable=True) as partial:
-            with archive_writer(partial) as writer, progress(f"writing {file.name}", unit="groups") as advance:
+            shown = progress(f"writing {file.name}", _count(pool, waiting), "groups")
+            with archive_writer(partial) as writer, shown as advance:
                 for group in _pages(pool, waiting):
                     for rows in _rows(pool, run, group):
                         writer.add(rows)
@@ -85,6 +86,11 @@ def _new_file(pool: Pool, run: Run, waiting: Any, directory: Path) -> Path | Non
     name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', run.name)}-{run.id}-steps-{first}-{last}"
     names = (f"{name}{more}.parquet" for more in ("", *(f"-{number}" for number in range(2, len(taken) + 3))))
     return next(file for file in (directory.absolute() / each for each in names) if str(file) not in taken)
+
+
+def _count(pool: Pool, wanted: Any) -> int:
+    with pool.read() as connection:
+        return connection.scalar(select(func.count()).select_from(groups).where(wanted)) or 0
 
 
 def _pages(pool: Pool, wanted: Any) -> Iterator[Row[Any]]:
@@ -163,7 +169,7 @@ def drop(pool: Pool, run: Run, limits: Horizon) -> int:
     waiting = may_leave(run.id, limits.last) & groups.c.archive_id.is_not(None) & groups.c.dropped_at.is_(None)
     opened: tuple[int, ArchiveFile] | None = None
     count = 0
-    with progress("dropping what is archived", unit="groups") as advance:
+    with progress("dropping what is archived", _count(pool, waiting), "groups") as advance:
         for group in _pages(pool, waiting):
             if opened is None or opened[0] != group.archive_id:
                 opened = group.archive_id, _opened(pool, group.archive_id)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from rich.console import Console
 from rich.progress import (
@@ -24,14 +25,22 @@ from rich.progress import (
 from rich.text import Text
 
 PLAIN_SECONDS = 10.0
-Advance = Callable[[int], None]
+MEGABYTE = 1_000_000
+"""Bytes of the unit MB."""
+Advance = Callable[[float], None]
+What = str | Callable[[], str]
+"""What goes on; a function where that changes meanwhile."""
+
+
+def unseen(units: float) -> None:
+    """Advance nothing, where nobody watches."""
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Advance]:
+def progress(what: What, total: float | None = None, unit: str = "") -> Iterator[Advance]:
     """Show how far the block is, which calls what it is given with the number of units that it has done since.
 
-    Without a unit it shows only how long the block has taken; without a total no rest time.
+    Any thread may call it. Without a unit it shows only how long the block has taken; without a total no rest time.
     """
     if sys.stderr.isatty():
         with _bar(what, total, unit) as advance:
@@ -51,13 +60,15 @@ def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Ad
 class _Lines:
     """The plain form. A thread prints, so that a line comes also where nothing advances."""
 
-    def __init__(self, what: str, total: int | None, unit: str):
+    def __init__(self, what: What, total: float | None, unit: str):
         self._what, self._total, self._unit = what, total, unit
-        self._done = 0
+        self._done = 0.0
+        self._adding = threading.Lock()
         self._began = time.monotonic()
 
-    def advance(self, units: int) -> None:
-        self._done += units
+    def advance(self, units: float) -> None:
+        with self._adding:
+            self._done += units
 
     def until(self, ended: threading.Event) -> None:
         while not ended.wait(PLAIN_SECONDS):
@@ -65,14 +76,36 @@ class _Lines:
 
     def line(self, seconds: float) -> str:
         """What is printed after so many seconds."""
+        what = _text(self._what)
         if not self._unit:
-            return f"{self._what}: {seconds:.0f} s"
-        rate = self._done / seconds
-        of = "" if self._total is None else f" of {self._total}"
-        parts = [f"{self._what}: {self._done}{of} {self._unit}", f"{rate:.3g}/s"]
-        if self._total is not None and rate:
-            parts.append(f"{max(self._total - self._done, 0) / rate:.0f} s left")
-        return ", ".join(parts)
+            return f"{what}: {seconds:.0f} s"
+        of = "" if self._total is None else f" of {self._total:.0f}"
+        parts = [f"{what}: {self._done:.0f}{of} {self._unit}", pace(self._done, self._total, seconds)]
+        return ", ".join(filter(None, parts))
+
+
+def pace(done: float, total: float | None, seconds: float) -> str:
+    """Say the rate of what was done in so many seconds, and the rest time where the total is known."""
+    if not done or not seconds:
+        return ""
+    rate = done / seconds
+    rest = "" if total is None else f", {max(total - done, 0) / rate:.0f} s left"
+    return f"{rate:.3g}/s{rest}"
+
+
+def _text(what: What) -> str:
+    return what if isinstance(what, str) else what()
+
+
+class _Now(ProgressColumn):
+    """What goes on at this moment."""
+
+    def __init__(self, what: What):
+        super().__init__()
+        self._what = what
+
+    def render(self, task: Task) -> Text:
+        return Text(_text(self._what))
 
 
 class _Rate(ProgressColumn):
@@ -82,13 +115,21 @@ class _Rate(ProgressColumn):
         return Text(f"{task.completed / task.elapsed:.3g}/s" if task.elapsed else "")
 
 
+@cache
+def _console() -> Console:
+    """One for all: bars that are shown at once share the terminal's last lines only on the same console."""
+    return Console(stderr=True)
+
+
 @contextmanager
-def _bar(what: str, total: int | None, unit: str) -> Iterator[Advance]:
-    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
+def _bar(what: What, total: float | None, unit: str) -> Iterator[Advance]:
+    columns: list[ProgressColumn] = [SpinnerColumn(), _Now(what)]
     if unit:
         columns += [BarColumn(), MofNCompleteColumn(), TextColumn(unit), _Rate(), TimeRemainingColumn()]
     else:
         columns.append(TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=total)
+    # What is printed meanwhile goes above the bar, but never to stderr in place of a file.
+    redirected = sys.stdout.isatty()
+    with Progress(*columns, console=_console(), transient=True, redirect_stdout=redirected) as shown:
+        task = shown.add_task("", total=total)
         yield lambda units: shown.advance(task, units)

@@ -7,8 +7,8 @@ from pathlib import Path
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.files import replacing, write_whole
-from proxy.pool.read.pages import RolloutFilter, rollouts
-from proxy.pool.terminal.progress import progress
+from proxy.pool.read.pages import RolloutFilter
+from proxy.pool.read.shown import shown
 from proxy.pool.traces.atif_writing import atif_document
 from proxy.pool.traces.branches import PromptBranch, PromptReader, branches
 from proxy.pool.traces.messages import chat_line, session_trace
@@ -35,9 +35,8 @@ def recorded_branches(
     pool: Pool, which: RolloutFilter, reader: PromptReader, tokenizer: str | None, counts: TraceCounts
 ) -> Iterator[list[PromptBranch]]:
     """Yield the branches of each rollout that passes. UserError where another tokenizer made its tokens."""
-    with progress(f"exporting rollouts of {pool.name}", unit="rollouts") as advance:
-        for rollout in rollouts(pool, which):
-            advance(1)
+    with shown(pool, which, f"exporting rollouts of {pool.name}") as all_found:
+        for rollout in all_found:
             counts.rollouts += 1
             counts.without_calls += not rollout.completions
             if not rollout.completions:
