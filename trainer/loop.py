@@ -7,12 +7,10 @@ but not pushed is pushed again. Not here: how weights are updated and pushed (tr
 a step reports about itself (trainer/report).
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
 from proxy.pool.errors import UserError
-from proxy.pool.terminal.progress import progress
 from proxy.pool.training.steps import Version
 from trainer.config import Config
 from trainer.config.step import step_options
@@ -42,18 +40,11 @@ def train(config: Config, ranks: Ranks) -> None:
     """
     with RunState(config, ranks) as run:
         run.release_engines()  # the policy needs their memory from here on
-        with _shown(ranks, f"loading {config.model}"):
-            policy = Policy(Path(config.model), config, ranks)
-        with _shown(ranks, "loading the newest checkpoint and pushing its weights"):
-            version = resume(config, policy, run)
+        policy = Policy(Path(config.model), config, ranks)
+        version = resume(config, policy, run)
         with Reporter(config, run, policy) as reporter:
             train_steps(config, run, policy, reporter, version)
         run.bring_back_engines()
-
-
-def _shown(ranks: Ranks, what: str) -> AbstractContextManager[object]:
-    """Say on one rank how long the block has taken."""
-    return progress(what) if ranks.rank == 0 else nullcontext()
 
 
 def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporter, version: Version) -> None:
@@ -69,8 +60,7 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
                 step, directories, report.metrics(),
                 parent=version, fates=report.fates, scales=report.scales, imitated=report.imitated,
             )  # fmt: skip
-            with _shown(run.ranks, f"pushing {version.name}"):
-                run.push(version)
+            run.push(version)
             report.pushed(version)
         if run.ranks.rank == 0:
             prune(config, step)
@@ -81,7 +71,7 @@ def heed(policy: Policy, run: RunState, reporter: Reporter, version: Version) ->
     target = run.heed(version)
     if target.id != version.id:
         run.release_engines()
-        policy.checkpoints.load(Path(target.checkpoint))
+        load(policy, target)
         run.push(target)
         reporter.start_again()
     return target
@@ -104,7 +94,7 @@ def learn(config: Config, run: RunState, policy: Policy, report: StepReport, ver
                     f"the gradients of {BATCHES} batches in a row are not finite in step {step}; look at their groups "
                     "in the pool (gradient_not_finite), lower optimizer.lr or raise optimizer.eps, and start again"
                 ) from error
-            policy.checkpoints.load(Path(version.checkpoint))
+            load(policy, version)
             report.set_aside()
 
 
@@ -146,7 +136,7 @@ def resume(config: Config, policy: Policy, run: RunState) -> Version:
         version = run.publish(0, save(config, policy, 0), {})
         run.push(version)
         return version
-    step = policy.checkpoints.load(Path(version.checkpoint))
+    step = load(policy, version)
     if step != version.step:
         raise UserError(
             f"{version.checkpoint} holds step {step}, but the pool expects step {version.step} there; restore the "
@@ -157,10 +147,20 @@ def resume(config: Config, policy: Policy, run: RunState) -> Version:
     return version
 
 
+def load(policy: Policy, version: Version) -> int:
+    """Load a version's checkpoint and return its step.
+
+    Shows the seconds alone, since Megatron loads everything in one call and tells nothing meanwhile.
+    """
+    with policy.ranks.shown(f"loading {version.checkpoint}"):
+        return policy.checkpoints.load(Path(version.checkpoint))
+
+
 def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:
     """Write a durable checkpoint, and the same weights for the engines; return both directories."""
     directory, model = checkpoint(config, step), exported(config, step)
-    policy.checkpoints.save(directory, step, meanwhile=lambda: policy.write_hf(model))
+    with policy.ranks.shown(f"saving {directory}"):
+        policy.checkpoints.save(directory, step, meanwhile=lambda: policy.write_hf(model))
     return directory, model
 
 

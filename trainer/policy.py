@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import MEGABYTE
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from trainer import config as settings
 from trainer.config.model_shape import read_shape
@@ -145,13 +146,19 @@ class Policy:
                 f"{directory} is gone, which loss.kl_steps_ago needs; restore it, change loss.kl_steps_ago, or go "
                 "back to a step whose reference is there with `trainer rollback`"
             )
-        load_weights(self.reference, directory)
+        self._load(self.reference, directory)
 
     def _load_model(self, parallel: settings.Parallel, source: Path) -> PolicyModel:
         megatron = transformer_config(self.shape, DTYPES[parallel.precision], parallel)
         model = build_model(self.shape, megatron, parallel).to(self.ranks.device, megatron.params_dtype)
-        load_weights(model, source)
+        self._load(model, source)
         return model
+
+    def _load(self, model: PolicyModel, source: Path) -> None:
+        """Load weights, and show how much of rank 0's part is there."""
+        size = sum(param.nbytes for param in model.parameters()) / MEGABYTE
+        with self.ranks.shown(f"loading {source}", size, "MB") as advance:
+            load_weights(model, source, advance)
 
     def write_hf(self, target: Path) -> None:
         """Export the current weights as a Hugging Face directory."""

@@ -117,7 +117,10 @@ class Sglang:
         return self._process.poll()
 
     def wait_healthy(self) -> None:
-        """Wait until the server answers its health check; UserError with the end of its log when it does not."""
+        """Wait until the server answers its health check; UserError with the end of its log when it does not.
+
+        How much of the weights is loaded says only that log, in a form of SGLang's own.
+        """
         deadline = time.monotonic() + START_SECONDS
         while not healthy(self.url):
             if self.exited() is not None:

@@ -22,6 +22,9 @@ import msgspec
 
 from proxy.engine.process import free_port
 
+VERBS = ("loading", "saving", "pushing")
+"""What lines of progress begin with, where a machine is so busy that there are some."""
+
 
 class End(msgspec.Struct, frozen=True):
     """When a rank dies: the `count`-th time that a function is at this event of sys.setprofile."""
@@ -70,13 +73,14 @@ class Lives:
         return self.log.read_text()[-2000:]
 
     def error_of(self, *arguments: str) -> str:
-        """Live a life that prints its schedule at most and ends with one error message, and return the message.
+        """Live a life that prints its schedule and its progress at most, and ends with one error message; return that.
 
         Every such message names its page.
         """
         before = len(self.log.read_text())
         assert self.live(*arguments) == [2], self.log_end()
-        printed = [line for line in self.log.read_text()[before:].splitlines() if not line.startswith("schedule ")]
+        lines = self.log.read_text()[before:].splitlines()
+        printed = [line for line in lines if not line.startswith(("schedule ", *(f"{verb} " for verb in VERBS)))]
         assert len(printed) == 1 and re.fullmatch(r"error: .* \(see docs/[a-z-]+\.md\)", printed[0]), printed
         return printed[0]
 

@@ -4,7 +4,9 @@ With real engines: tests/trainer/test_engine.py and tests/trainer/test_pushes.py
 """
 
 import asyncio
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from proxy.pool import schema
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts import runs
+from proxy.pool.terminal import progress
 from proxy.pool.training import steps
 from tests.trainer.make import fill, make_config, make_push
 from tests.trainer.sglang_double import Double, Start
@@ -182,6 +185,23 @@ async def test_tensors_come_whole_in_buckets_of_bounded_size_and_the_version_wit
     assert [body["flush_cache"] for body in sent] == [False] * (len(sent) - 1) + [True]
     assert {len(body["serialized_named_tensors"]) for body in sent} == {2}
     assert engine.version == "v7" and not engine.in_session
+
+
+@pytest.mark.parametrize(("way", "line"), [("tensor", r"pushing v7: \d+ of \d+ MB"), ("disk", r"pushing v7: \d+ s$")])
+async def test_a_push_shows_what_it_knows_of_its_progress(
+    start: Start,
+    weights: Weights,
+    way: Any,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)  # as fast as lines can be printed
+    await pushed(weights, make_push(engines=await start(Double(), Double()), way=way))
+    assert re.search(f"^{line}", capfd.readouterr().err, re.MULTILINE)
+    sent: list[float] = []
+    assert len(list(replace(weights, sent=sent.append).buckets(1 << 15))) == len(sent) > 2
+    assert sum(sent) == pytest.approx(sum(part.bytes for part in weights.tensors()) / progress.MEGABYTE)
 
 
 async def test_a_session_that_a_dead_trainer_left_open_is_closed_first(start: Start, weights: Weights) -> None:

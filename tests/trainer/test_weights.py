@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from proxy.engine.sglang import CPU_PATH
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import MEGABYTE
 from tests.conftest import need
 from tests.trainer.make import FAMILIES, VOCABULARY, make_config, write_model
 from trainer.config import Parallel
@@ -25,6 +26,7 @@ from trainer.data.tree import TokenRun
 from trainer.megatron.model.model import transformer_config
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.shards import write_tensors
+from trainer.megatron.weights import load_weights
 from trainer.policy import Policy
 
 REFERENCE = """
@@ -49,6 +51,17 @@ def test_weights_come_back_bit_exact_with_their_files(family: str, ranks: Ranks,
     assert same_files(source, tmp_path / "out")
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_loading_says_how_much_is_there(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_model(tmp_path / "model")
+    loaded: list[float] = []
+    model = Policy(source, make_config(tmp_path), ranks).model
+    load_weights(model, source, loaded.append)
+    assert sum(loaded) == pytest.approx(sum(param.nbytes for param in model.parameters()) / MEGABYTE)
+    assert len(loaded) > 10
 
 
 def test_weights_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:

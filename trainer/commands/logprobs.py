@@ -33,7 +33,8 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
     if version is None:
         raise UserError(f"run {config.run!r} has published no version yet; train it first")
     excluded = Counter[Untrained]()
-    rows = sampled_by(version.name, config, run, excluded)
+    with ranks.shown(f"reading what {version.name} sampled"):
+        rows = sampled_by(version.name, config, run, excluded)
     if not rows:
         raise UserError(
             f"run {run!r} holds no completion that {version.name} sampled alone; run it after the last push"
@@ -48,9 +49,12 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
 def difference(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dict[str, Any]:
     """Return max |rollout logprob - recomputed logprob| over the trained tokens of these rows, and their number."""
     gaps = [torch.zeros(0, device=policy.ranks.device)]
-    for micro in plan(rows, 1, max_tokens)[0]:
-        packed, tokens = pack(micro, policy.shard)
-        gaps.append((policy.logprobs(packed) - tokens.rollout_logp).abs())
+    micros = plan(rows, 1, max_tokens)[0]
+    with policy.ranks.shown("computing logprobs", len(micros), "micro-batches") as advance:
+        for micro in micros:
+            packed, tokens = pack(micro, policy.shard)
+            gaps.append((policy.logprobs(packed) - tokens.rollout_logp).abs())
+            advance(1)
     every = over_context_ranks(torch.cat(gaps))
     # torch's maximum is NaN where one gap is NaN; Python's max would hide it.
     largest = every.max().item() if len(every) else math.nan

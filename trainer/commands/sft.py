@@ -39,29 +39,47 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     loss = msgspec.structs.replace(
         config.loss, kl=0.0, kl_model="", kl_steps_ago=0, routing="own"
     )  # imitation uses neither
-    policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=loss), ranks)
-    train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
+    whole = msgspec.structs.replace(config, optimizer=optimizer, loss=loss)
+    policy = Policy(Path(config.model), whole, ranks)
+    with ranks.shown("reading what is imitated"):
+        train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
     demand_known_tokens((*train, *held_out), policy.shape, policy.source)
-    started, step, measures, learned = time.perf_counter(), 0, {}, dict[int, int]()
-    for rows in batches(train, options.batch, options.SEED):
-        step += 1
-        learned |= imitated_tokens(rows)
-        micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
-        update = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps))
-        if step % options.MEASURE_EVERY == 0 or step == options.max_steps:
-            measures = {"step": step, "train_loss": update.loss} | measure(policy, held_out, config.batch.max_tokens)
-            seconds = time.perf_counter() - started
-            if ranks.rank == 0:
-                print(
-                    f"sft step {step}  loss {update.loss:.4f}  held-out loss {measures['loss']:.4f}  "
-                    f"accuracy {measures['accuracy']:.3f}  {seconds:.1f}s",
-                    flush=True,
-                )
-            if step == options.max_steps or enough(measures, options):
-                break
-    policy.write_hf(Path(options.output))
+    started = time.perf_counter()
+    measures, learned = imitate(policy, whole, train, held_out)
+    with ranks.shown(f"writing {options.output}"):
+        policy.write_hf(Path(options.output))
     ranks.share(lambda: keep_imitated(open_pool(config.pool), learned))
     return measures | {"seconds": time.perf_counter() - started, "rows": len(train), "held_out_rows": len(held_out)}
+
+
+def imitate(
+    policy: Policy, config: settings.Config, train: Sequence[TrainingRow], held_out: Sequence[TrainingRow]
+) -> tuple[dict[str, Any], dict[int, int]]:
+    """Train until a criterion of [sft] is met; return the last measures, and by completion the tokens imitated.
+
+    Shows how many of `sft.max_steps` are done; `sft.stop_loss` may end it before that.
+    """
+    options, ranks, started = config.sft, policy.ranks, time.perf_counter()
+    measures, learned = dict[str, Any](), dict[int, int]()
+    with ranks.shown("imitating", options.max_steps, "steps") as advance:
+        for step, rows in enumerate(batches(train, options.batch, options.SEED), 1):
+            learned |= imitated_tokens(rows)
+            micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
+            rate = learning_rate(config.optimizer, step, options.max_steps)
+            update = policy.update(micros, count(rows), imitation, rate)
+            advance(1)
+            if step % options.MEASURE_EVERY == 0 or step == options.max_steps:
+                measures = {"step": step, "train_loss": update.loss}
+                measures |= measure(policy, held_out, config.batch.max_tokens)
+                if ranks.rank == 0:
+                    print(
+                        f"sft step {step}  loss {update.loss:.4f}  held-out loss {measures['loss']:.4f}  "
+                        f"accuracy {measures['accuracy']:.3f}  {time.perf_counter() - started:.1f}s",
+                        flush=True,
+                    )
+                if step == options.max_steps or enough(measures, options):
+                    break
+    return measures, learned
 
 
 def check(config: settings.Config) -> None:

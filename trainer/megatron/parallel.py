@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,6 +20,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_para
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from proxy.pool.errors import PoolError, UserError
+from proxy.pool.terminal.progress import Advance, progress, unseen
 from trainer.config import Parallel
 from trainer.megatron.cpu import Device, choose_device
 
@@ -68,6 +69,10 @@ class Ranks:
         if isinstance(box[0], UserError | PoolError):
             raise box[0]
         return box[0]
+
+    def shown(self, what: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Advance]:
+        """Show on rank 0 how far its block is (`progress`), and nothing on the others."""
+        return progress(what, total, unit) if self.rank == 0 else nullcontext(unseen)
 
     def agree(self, value: bool) -> bool:
         """Return whether the value is true on every rank. Collective."""

@@ -24,6 +24,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import MEGABYTE, Advance, unseen
 from trainer.megatron.atomic_dir import replace_directory
 from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.shards import write_tensors
@@ -70,11 +71,15 @@ def _hf_names(name: str) -> list[str]:
 
 
 @torch.no_grad()
-def load_weights(model: PolicyModel, directory: Path) -> None:
-    """Fill this rank's part of the model from a Hugging Face directory. UserError for a missing tensor."""
+def load_weights(model: PolicyModel, directory: Path, loaded: Advance = unseen) -> None:
+    """Fill this rank's part of the model from a Hugging Face directory. UserError for a missing tensor.
+
+    `loaded` is called with the megabytes of each parameter.
+    """
     tensors = SafetensorsReader(directory)
     for name, param in named_weights(model):
         load_parameter(name, param, tensors.read, model.config)
+        loaded(param.nbytes / MEGABYTE)
 
 
 def load_parameter(name: str, param: Tensor, read: Callable[[str], Tensor], config: TransformerConfig) -> None:

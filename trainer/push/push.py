@@ -13,12 +13,13 @@ is corrected by the new owner, which pushes to all engines at its start and to t
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import MEGABYTE, progress
 from trainer.config import Push
 from trainer.push import colocated, disk, distributed, tensor
 from trainer.push.engine_group import EngineGroup
@@ -155,24 +156,37 @@ def release(options: Push, demand_owner: Callable[[], None] = nobody_else) -> No
 
 def _push(weights: Weights, engines: Sequence[PushTarget], serving: Sequence[PushTarget] = ()) -> PushResult:
     """Push to `engines`. `serving`: engines with these weights already, whose checksums the others must match."""
-    weights.tensors()  # UserError before any engine is paused, if the directory has no weights
+    size = sum(part.bytes for part in weights.tensors())  # UserError before any engine is paused, if there are none
     group = EngineGroup(engines)
     group.each(PushTarget.describe)
     ways = {engine: _choose(engine) for engine in group.engines}
     started = time.perf_counter()
-    # All engines are paused before the first one changes, and none resumes before the last one has changed.
-    group.each(PushTarget.pause)
-    group.each(lambda engine: _load(engine, weights, WAYS[ways[engine][0]]))
-    if serving:
-        EngineGroup(serving).each(PushTarget.describe)
-    group.agree(serving)
-    group.each(lambda engine: _finish(engine, weights.version))
+    with _shown(weights, size, [way for way, _ in ways.values()]) as shown:
+        # All engines are paused before the first one changes, and none resumes before the last one has changed.
+        group.each(PushTarget.pause)
+        group.each(lambda engine: _load(engine, shown, WAYS[ways[engine][0]]))
+        if serving:
+            EngineGroup(serving).each(PushTarget.describe)
+        group.agree(serving)
+        group.each(lambda engine: _finish(engine, weights.version))
     seconds = time.perf_counter() - started if group.engines else 0.0
     notes = tuple(note for engine in group.engines if (note := ways[engine][1]))
     longest = max((engine.about.max_req_input_len for engine in group.engines), default=0)
     done = {engine.url: ways[engine][0] for engine in group.engines}
     heads = {engine.url: head for engine in group.engines if (head := engine.about.head_float32) is not None}
     return PushResult(seconds, done, group.failed, notes, longest, heads, frozenset(group.lost))
+
+
+@contextmanager
+def _shown(weights: Weights, size: int, ways: Sequence[str]) -> Iterator[Weights]:
+    """Give the weights, which show how much of them was sent to all engines together.
+
+    Engines that read them from a disk do not say how far they are: where all do, only the seconds are shown.
+    """
+    senders = sum(way != "disk" for way in ways)
+    total = size * senders / MEGABYTE
+    with progress(f"pushing {weights.version}", total or None, "MB" if senders else "") as sent:
+        yield replace(weights, sent=sent)
 
 
 def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:

@@ -6,13 +6,14 @@ tensor. Left out: writing the directory (trainer/megatron/weights.py).
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.progress import MEGABYTE, Advance, unseen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,8 @@ class Weights:
 
     version: str
     directory: Path
+    sent: Advance = field(default=unseen, compare=False)
+    """Called with the megabytes of each bucket, once it is sent."""
 
     def buckets(self, limit: int) -> "Iterator[Bucket]":
         """Yield all tensors, in buckets of at most `limit` bytes; a larger tensor is a bucket of its own."""
@@ -58,6 +61,7 @@ class Weights:
                     # clone: pickling a tensor of the mapped file would pickle the whole file
                     bucket.append((part.name, file.get_tensor(part.name).clone()))
             yield Bucket(bucket, last=number == len(plan) - 1)
+            self.sent(sum(part.bytes for part in parts) / MEGABYTE)
 
     def tensors(self) -> list[StoredTensor]:
         """Every tensor of the directory. UserError when there is none."""

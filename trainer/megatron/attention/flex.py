@@ -44,7 +44,10 @@ def compiled() -> Any:
 
 @lru_cache(maxsize=1)
 def show_compiling() -> None:
-    """Show from now on for how long torch compiles: the first step on a GPU waits for it, forward and backward."""
+    """Show from now on for how long torch compiles: the first step on a GPU waits for it, forward and backward.
+
+    torch does not say how far it is.
+    """
     from torch._dynamo import on_compile_end, on_compile_start  # seconds of CPU, which only a GPU's kernel needs
 
     shown = ExitStack()
