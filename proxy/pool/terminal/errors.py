@@ -19,6 +19,7 @@ PAGES: dict[str, str | None] = {
     "harness.run_dir": "runs.md",
     "harness.settings": "runs.md",
     "harness.setup": "sandboxes.md",
+    "harness.setup.stack": "runs.md",
     "harness.tasks": "tasks.md",
     "harness.validation": "tasks.md",
     "harness.verdict": "tasks.md",
