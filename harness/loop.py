@@ -174,6 +174,7 @@ class RunLoop:
                 pause = self._trainer.pause(BOARD_SECONDS)
                 await asyncio.wait({feeding, self._failed}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 self._board.outage = self._context.sandboxes.away or engine.away
+                self._board.making = self._context.sandboxes.making
                 self._board.refresh()
                 _check_patience(engine)
                 if self._failed.done():
@@ -186,6 +187,7 @@ class RunLoop:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
             await engine.close()
+            self._board.making = ""
             self._failed.cancel()  # also keeps asyncio from printing its traceback where another error ends the run
 
     async def _reached(self) -> bool:

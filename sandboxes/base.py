@@ -240,6 +240,10 @@ class Sandboxes(Protocol):
     def away_seconds(self) -> float:
         """Seconds of all such absences so far."""
 
+    @property
+    def making(self) -> str:
+        """Which image is pulled or built now, with its newest step and its seconds; empty when none is."""
+
     async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
         """Return whether it was away after `since` (time.monotonic()), after asking it whether it is there.
 

@@ -106,6 +106,11 @@ class Hosts:
         """The longest of the hosts' absences."""
         return max((host.sandboxes.away_seconds for host in self._hosts if host.sandboxes is not None), default=0.0)
 
+    @property
+    def making(self) -> str:
+        """What each host that makes images says."""
+        return "; ".join(text for host in self._hosts if host.sandboxes is not None and (text := host.sandboxes.making))
+
     async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
         """Whether the sandbox's host was away; without a sandbox, all hosts: a start tries one after the other."""
         asked = [self._host_of(sandbox)] if sandbox is not None else self._hosts

@@ -31,6 +31,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.rollouts.budgets import calls_seen
 from proxy.pool.rollouts.groups import Outcome, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
+from proxy.pool.terminal.progress import progress
 from proxy.pool.training.finished_rollouts import ReplayableRollout, finished_rollout
 from sandboxes.local.process import default_root
 
@@ -108,7 +109,9 @@ def _play(
         replay_pool = open_pool(proxy.pool)
         try:
             context = make_context(proxy, settings, pool=replay_pool, sandboxes=sandboxes, logs=folder)
-            return asyncio.run(_attempt(context, recorded, agent))
+            what = f"replaying attempt {recorded.attempt_id}"
+            with progress(lambda: ", ".join(filter(None, (what, sandboxes.making)))):
+                return asyncio.run(_attempt(context, recorded, agent))
         finally:
             replay_pool.close()
 

@@ -16,6 +16,7 @@ from proxy.pool.errors import printable
 from proxy.pool.inspect.run_status import Traffic
 from proxy.pool.inspect.trainable_calls import ClientCalls
 from proxy.pool.rollouts.groups import Outcome, RolloutRow
+from proxy.pool.terminal.progress import pace
 
 PLAIN_SECONDS = 10
 MAX_ROWS = 40
@@ -73,11 +74,15 @@ class Board:
         self.note = ""
         self.outage = ""
         """What the run waits for because it is away: the sandboxes' daemon, or every engine."""
+        self.making = ""
+        """Which image is pulled or built for it now, and what step."""
         self.beside: tuple[str, Board] | None = None
         """What goes on beside the run, and its own board."""
         for row in rows:
             if row.finished:
                 self.add(row)
+        self._before = self._done
+        """Those of earlier sessions, which say nothing about the rate."""
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -118,8 +123,12 @@ class Board:
 
     @property
     def done(self) -> str:
-        of = "" if self._expected is None else f"/{self._expected}"
-        return f"{self._done}{of} rollouts"
+        """How many rollouts have ended; where their number is known, also how many a second, and the rest time."""
+        if self._expected is None:
+            return f"{self._done} rollouts"
+        new, left = self._done - self._before, self._expected - self._done
+        rest = pace(new, new + left, time.monotonic() - self._began) if left > 0 else ""
+        return f"{self._done}/{self._expected} rollouts{rest and f', {rest}'}"
 
     def line(self) -> str:
         """One line: how far the run is."""
@@ -137,7 +146,9 @@ class Board:
         if self.beside is not None:
             parts.append(f"{self.beside[0]}: {self.beside[1].done}")
         parts.append(f"{time.monotonic() - self._began:.0f} s")
-        return ", ".join(parts + [f"waiting: {self.outage}"] * bool(self.outage) + [self.note] * bool(self.note))
+        parts += [f"waiting: {self.outage}"] * bool(self.outage)
+        making = self.making or (self.beside[1].making if self.beside else "")
+        return ", ".join([*parts, *filter(None, (making, self.note))])
 
 
 def closing_table(rows: Sequence[RolloutRow]) -> Table:

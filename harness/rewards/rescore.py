@@ -11,6 +11,7 @@ from harness.rewards.scorer import RolloutFacts, Score, Scorer, scored
 from proxy.pool.completions.store import labelled
 from proxy.pool.completions.store import of_attempt as completions_of
 from proxy.pool.rollouts.scoring import NewScore, Scorable
+from proxy.pool.terminal.progress import Advance, progress
 
 AT_ONCE = 32
 """Rollouts that are in memory together."""
@@ -44,16 +45,19 @@ class Rescored:
 
 
 async def rescore(pool: AsyncPool, scorer: Scorer, rows: Sequence[Scorable]) -> list[Rescored]:
-    """Score these rollouts, in their order."""
+    """Score these rollouts, in their order. Shows its progress."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(row: Scorable) -> Rescored:
+    async def one(row: Scorable, advance: Advance) -> Rescored:
         async with places:
             chain = labelled(await pool(completions_of, row.attempt_id))
-            return Rescored(row, await scored(scorer, RolloutFacts(row, chain)))
+            rescored = Rescored(row, await scored(scorer, RolloutFacts(row, chain)))
+            advance(1)
+            return rescored
 
     try:
-        return list(await asyncio.gather(*(one(row) for row in rows)))
+        with progress("scoring", len(rows), "rollouts") as advance:
+            return list(await asyncio.gather(*(one(row, advance) for row in rows)))
     finally:
         await scorer.close()
 

@@ -29,6 +29,7 @@ from harness.failure import AttemptFailed
 from harness.run_dir import RunDir
 from proxy.pool.errors import UserError
 from proxy.pool.processes.parent import die_with_parent
+from proxy.pool.terminal.progress import progress
 
 log = logging.getLogger(__name__)
 START_SECONDS = 400
@@ -171,7 +172,8 @@ def service(options: ProxyOptions, directory: RunDir) -> Iterator[RunningProxy]:
     stopping = threading.Event()
     keeping = threading.Thread(target=_keep_engine, args=(options, directory, children, stopping))
     try:
-        running = _start_all(options, directory, children)
+        with progress("starting an engine and a proxy"):
+            running = _start_all(options, directory, children)
         keeping.start()
         yield running
     finally:

@@ -22,6 +22,7 @@ from harness.validation.trials import Kind, Trial, TrialSpec, Where, run_trial
 from harness.verdict.judge import Judge, Opinion, opinion
 from proxy.pool.errors import UserError
 from proxy.pool.files import write_whole
+from proxy.pool.terminal.progress import progress
 from sandboxes.base import Sandboxes
 
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -79,11 +80,21 @@ class ValidationPlan:
 
 
 async def prove(sandboxes: Sandboxes, plan: ValidationPlan, results: ValidationResults) -> list[Finding]:
-    """Try each task and return a finding for each, in order. Trials whose results are stored are not run again."""
-    slots = asyncio.Semaphore(plan.concurrency)
-    async with asyncio.TaskGroup() as group:
-        proofs = [group.create_task(_Proof(sandboxes, plan, results, slots).of(task)) for task in plan.tasks]
-    return [proof.result() for proof in proofs]
+    """Try each task and return a finding for each, in order. Trials whose results are stored are not run again.
+
+    Shows its progress, and which image is built or pulled for it.
+    """
+    proof = _Proof(sandboxes, plan, results, asyncio.Semaphore(plan.concurrency))
+    with progress(lambda: ", ".join(filter(None, ("validating", sandboxes.making))), len(plan.tasks), "tasks") as done:
+
+        async def tried(task: Task) -> Finding:
+            found = await proof.of(task)
+            done(1)
+            return found
+
+        async with asyncio.TaskGroup() as group:
+            proofs = [group.create_task(tried(task)) for task in plan.tasks]
+    return [one.result() for one in proofs]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Options:
     router: Router | None = None
     """Keeps full networks and builds from what is private or near. None: they reach whatever the host reaches."""
     progress: Callable[[str], None] = log.info
-    """Called with a line for each pull and each step of a build."""
+    """Called with a line for each pull and each step of a build. `making` says what goes on now."""
 
 
 class DockerSandboxes:
@@ -77,6 +77,10 @@ class DockerSandboxes:
     @property
     def away_seconds(self) -> float:
         return self.daemon.presence.away_seconds
+
+    @property
+    def making(self) -> str:
+        return str(self.images.work)
 
     async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
         return await self.daemon.presence.was_away(since)

@@ -54,6 +54,10 @@ class WarmPool:
     def away_seconds(self) -> float:
         return self._inner.away_seconds
 
+    @property
+    def making(self) -> str:
+        return self._inner.making
+
     async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
         return await self._inner.was_away(since, sandbox)
 

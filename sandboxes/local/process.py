@@ -85,6 +85,7 @@ class ProcessSandboxes:
     promise = "processes are separated by directory and environment only; they can do whatever this user can"
     away = ""
     away_seconds = 0.0
+    making = ""
 
     def __init__(self, root: Path | None = None, model_url: str = "", bundles: Path | None = None):
         self.root = root or default_root()

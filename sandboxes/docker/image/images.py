@@ -20,6 +20,7 @@ from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.image.build import Build
 from sandboxes.docker.image.build_context import digest, pack
 from sandboxes.docker.image.remote_sources import forbidden_source
+from sandboxes.docker.image.work import ImageWork
 from sandboxes.docker.isolation.reach import Router, own_addresses
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, BaseImage, working_directory
@@ -72,7 +73,8 @@ class Images:
         progress: Callable[[str], None] = log.info,
         router: Router | None = None,
     ):
-        self._daemon, self._default, self._progress, self._router = daemon, default, progress, router
+        self._daemon, self._default, self._router = daemon, default, router
+        self.work = ImageWork(progress)
         self._making: dict[str, asyncio.Task[Any]] = {}
 
     async def base(self, spec: Spec) -> BaseImage:
@@ -123,22 +125,23 @@ class Images:
     async def _present(self, name: str) -> None:
         if await self._there(name):
             return
-        self._progress(f"pulling image {name}")
-        try:
-            access = await asyncio.to_thread(registry_credentials, name)
-        except SandboxError as error:  # as `docker pull` does: a public image needs none
-            self._progress(f"{error}; pulling without them")
-            access = None
-        pulled, auth = access or (name, None)
-        try:
-            with self._daemon.translating_errors("pulling"):
-                await self._daemon.docker.images.pull(pulled, auth=auth)
-        except DaemonError:
-            raise
-        except SandboxError as error:
-            raise ImageError(
-                f"the image {name!r} is not on the daemon and cannot be had ({error}); build or load it, or correct it"
-            ) from error
+        with self.work.on(f"pulling image {name}") as step:
+            try:
+                access = await asyncio.to_thread(registry_credentials, name)
+            except SandboxError as error:  # as `docker pull` does: a public image needs none
+                step(f"{error}; pulling without them")
+                access = None
+            pulled, auth = access or (name, None)
+            try:
+                with self._daemon.translating_errors("pulling"):
+                    await self._daemon.docker.images.pull(pulled, auth=auth)
+            except DaemonError:
+                raise
+            except SandboxError as error:
+                raise ImageError(
+                    f"the image {name!r} is not on the daemon and cannot be had ({error}); build or load it, or "
+                    "correct it"
+                ) from error
 
     async def _built(self, image: Image, spec: Spec) -> str:
         context = image.context or Path()
@@ -170,9 +173,10 @@ class Images:
                 copying = f"FROM {image.name}\nWORKDIR {work}\nCOPY files/ ./\n"
                 dockerfile = await asyncio.to_thread(pack, context, image.dockerfile, copying, archive)
                 build = Build(archive, dockerfile, tag, {KIND: "image", IMAGE: str(context)}, spec)
-                async with asyncio.timeout(BUILD_SECONDS):
-                    async for text in build.run(self._daemon, self._router):
-                        self._tell(str(context), text, lines)
+                with self.work.on(f"building the image of {context}") as step:
+                    async with asyncio.timeout(BUILD_SECONDS):
+                        async for text in build.run(self._daemon, self._router):
+                            _tell(step, text, lines)
         except DaemonError:
             raise
         except TimeoutError as error:
@@ -191,22 +195,15 @@ class Images:
         if fault := await asyncio.to_thread(forbidden_source, dockerfile.read_text(errors="replace"), near):
             raise ImageError(f"the image of {dockerfile.parent} is not built: {fault}")
 
-    def _tell(self, name: str, text: str, lines: list[str]) -> None:
-        for line in text.splitlines():
-            if line.strip():
-                lines.append(line.rstrip())
-                self._progress(f"image of {name}: {line.rstrip()}")
-        del lines[:-KEPT_LINES]
-
     async def _prepared(self, image: str, name: str, work: str, key: str) -> tuple[str, bool]:
         """Return the image for profile strict above `image`, and whether it keeps a copy of the working directory."""
         tag = f"{REPOSITORY}/strict:{key}"
         details = await self._there(tag)
         if details is None:
-            self._progress(f"preparing image {name} for profile strict")
             try:
-                async with asyncio.timeout(PREPARE_SECONDS):
-                    await self._prepare(image, name, work, key)
+                with self.work.on(f"preparing image {name} for profile strict"):
+                    async with asyncio.timeout(PREPARE_SECONDS):
+                        await self._prepare(image, name, work, key)
             except TimeoutError as error:
                 raise ImageError(
                     f"the image {name!r} was not prepared in {PREPARE_SECONDS:g} s; make it smaller"
@@ -250,6 +247,14 @@ class Images:
             raise
         except SandboxError as error:
             raise error if isinstance(error, ImageError) else ImageError(str(error)) from error
+
+
+def _tell(step: Callable[[str], None], text: str, lines: list[str]) -> None:
+    for line in text.splitlines():
+        if line.strip():
+            lines.append(line.rstrip())
+            step(line.rstrip())
+    del lines[:-KEPT_LINES]
 
 
 def _passing(error: BaseException | None) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import subprocess
 import time
 import uuid
@@ -69,6 +70,19 @@ async def test_a_context_is_built_once_however_many_ask(
     assert sum("Step 1/" in line for line in told) == 2
     assert await says(sandbox, "cat file; echo; echo $WHERE") == f"other {unique}\nimage"
     await sandbox.stop()
+
+
+async def test_a_build_says_what_it_does_while_it_goes_on(daemon: DockerSandboxes, context: Path) -> None:
+    with (context / "Dockerfile").open("a") as file:
+        file.write("RUN sleep 3\n")
+    starting = asyncio.create_task(daemon.start(replace(SMALL, image=Image(context=context))))
+    seen = set()
+    while not starting.done():
+        seen.add(daemon.making)
+        await asyncio.sleep(0.05)
+    await (await starting).stop()
+    assert any(re.search(r"building the image of /.*: Step \d/\d : RUN sleep 3.*\(\d+ s\)$", text) for text in seen)
+    assert any("preparing image" in text for text in seen) and daemon.making == ""
 
 
 async def test_the_working_directory_of_the_image_is_there_and_belongs_to_the_agent(
