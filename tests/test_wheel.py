@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from proxy.engine.process import free_port
+from tests.test_house import module_names
 from tests.test_pages import block_of
 
 ROOT = Path(__file__).parent.parent
@@ -122,6 +123,24 @@ def test_the_quickstart_runs_from_the_wheel_without_the_sources(elsewhere: Elsew
     for name in ("app.js", "uplot/uPlot.esm.js", "api/runs"):
         with urlopen(Request(base + name, headers={"Authorization": f"Bearer {token}"}), timeout=30) as answer:
             assert answer.status == 200 and answer.read()
+
+
+@pytest.mark.long
+def test_the_wheel_brings_the_libraries_that_its_packages_import(wheel: Path, tmp_path: Path) -> None:
+    """Installed from the package index, in the versions of constraints.txt, without any extra."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    install = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "-c", ROOT / "constraints.txt"]
+    subprocess.run([*install, wheel], check=True, cwd=tmp_path)
+    names = [name for package in ("proxy", "harness", "sandboxes") for name in module_names(package)]
+    modules = [name for name in names if ".engine.cpu" not in name and ".migrations" not in name]
+    assert len(modules) > 300
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    code = f"import {', '.join(modules)}"
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = subprocess.run([python.parent / "harness", "--help"], cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert said.stdout.startswith("usage: harness ") and said.stderr == ""
 
 
 @pytest.mark.long
