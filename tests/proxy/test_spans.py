@@ -28,6 +28,19 @@ def sent(recorded: Traced, model: Path, status: int = 200) -> subprocess.Complet
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True)
 
 
+NAMES = """\
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+print(*(value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")))
+"""
+
+
+def known_names() -> set[str]:
+    """The attributes that OpenTelemetry's own package of the conventions names."""
+    env = os.environ | {"PYTHONPATH": str(environments.packages_beside_ours("otel"))}
+    done = subprocess.run([sys.executable, "-c", NAMES], env=env, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 @pytest.mark.long
 async def test_an_attempt_is_a_trace_of_its_calls(serve: Serve, tiny_model: Path) -> None:
     recorded = await traced(serve)
@@ -41,6 +54,8 @@ async def test_an_attempt_is_a_trace_of_its_calls(serve: Serve, tiny_model: Path
     assert [event["name"] for event in root["events"]] == ["gen_ai.evaluation.result"]
     assert {call["parentSpanId"] for call in calls} == {root["spanId"]}
     assert {call["traceId"] for call in calls} == {root["traceId"]}
+    asked = {name for span in (root, *calls) for name in span["attributes"] if name.startswith("gen_ai.")}
+    assert len(asked) > 10 and asked - known_names() == set()
     for item, call in zip(stored, calls, strict=True):
         has: dict[str, Any] = call["attributes"]
         assert (call["name"], has["gen_ai.operation.name"]) == ("chat", "chat")

@@ -31,7 +31,53 @@ def exported(pool: Pool, kind: str, target: Path, model: Path, run: str = "r", s
 
 
 def chat_lines(pool: Pool, target: Path, model: Path, run: str = "r") -> list[Document]:
-    return [json.loads(line) for line in exported(pool, "chat", target, model, run).read_text().splitlines()]
+    """The lines of a run, each validated by the types that the package `openai` has for a request's messages."""
+    lines = [json.loads(line) for line in exported(pool, "chat", target, model, run).read_text().splitlines()]
+    for line in lines:
+        demand_openai(line)
+    return lines
+
+
+def demand_openai(line: Document) -> None:
+    """Raise pydantic's ValidationError for messages or tools that OpenAI's API would not take."""
+    need("openai", find_spec("openai") is not None)
+    from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
+    from pydantic import TypeAdapter
+
+    # strict: else a text passes for a list of parts. The adapters stay, since pydantic reads an Iterable only later.
+    adapters = TypeAdapter(list[ChatCompletionMessageParam]), TypeAdapter(list[ChatCompletionToolUnionParam])
+    messages = adapters[0].validate_python(line["messages"], strict=True)
+    read_whole([messages, adapters[1].validate_python(json.loads(line.get("tools", "[]")))])
+    added = {key for message, known in zip(line["messages"], messages, strict=True) for key in message.keys() - known}
+    assert added <= {"reasoning_content"}
+
+
+def read_whole(value: Any) -> None:
+    """Read a validated value to its end."""
+    if not isinstance(value, str | int | float | None):
+        for each in value.values() if isinstance(value, dict) else value:
+            read_whole(each)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "owner", "content": "hi"},
+        {"role": "user"},
+        {"role": "tool", "content": "there is a.txt"},
+        {"role": "user", "content": [{"type": "text"}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
+    ],
+)
+def test_the_validation_refuses_what_openai_would(message: Document) -> None:
+    need("openai", find_spec("openai") is not None)
+    from pydantic import ValidationError
+
+    with pytest.raises(ValidationError):
+        demand_openai({"messages": [message]})
 
 
 def atif_documents(pool: Pool, target: Path, model: Path) -> list[Document]:
