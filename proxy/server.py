@@ -235,30 +235,37 @@ class Gateway:
 
     def _complete_in(self, dialect: Dialect) -> Route:
         async def complete(request: web.Request) -> web.StreamResponse:
+            """Sample an answer and record it."""
             return await self._handler.complete(request, dialect)
 
         return complete
 
     def _count_in(self, dialect: CountingDialect) -> Route:
         async def count(request: web.Request) -> web.StreamResponse:
+            """Count the tokens of a prompt."""
             return await self._handler.count(request, dialect)
 
         return count
 
     async def _models(self, request: web.Request) -> web.Response:
+        """Name the model."""
         await self._sessions.admit(request)
         return web.json_response(chat_completions.models(self.model))
 
     async def _retrieve(self, request: web.Request) -> web.Response:
+        """Give a stored response again."""
         return await self._stored.retrieve(request)
 
     async def _delete(self, request: web.Request) -> web.Response:
+        """Delete a stored response for clients; the recorded call stays."""
         return await self._stored.delete(request)
 
     async def _input_items(self, request: web.Request) -> web.Response:
+        """Give the input of a stored response."""
         return await self._stored.input_items(request)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
+        """Give the metrics, in Prometheus' text format."""
         return web.Response(text=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _end_calls(self, request: web.Request) -> web.Response:

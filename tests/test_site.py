@@ -13,10 +13,12 @@ import pytest
 from docs.site import reference
 from proxy.config import load_config as load_proxy
 from proxy.pool.rollouts.failures import FAILURES
+from proxy.pool.schema import metadata
 from proxy.pool.untrained import UntrainedReason
 from tests.test_pages import block_of
 from trainer.config import load_config as load_trainer
-from trainer.report.exporters import FAMILIES
+from trainer.monitor.liveness import PHASES
+from trainer.report.exporters import FAMILIES, scalars
 
 ROOT = Path(__file__).parent.parent
 LOADED = dict.fromkeys(("img", "script", "iframe", "source", "video", "audio", "embed"), "src")
@@ -93,6 +95,21 @@ def test_every_setting_has_a_meaning() -> None:
         assert [key for key, meaning in rows if not meaning] == []
 
 
+def test_every_route_and_every_column_has_a_meaning() -> None:
+    rows = re.findall(r"^\| `(\w+ /\S+)` \| (?:.* \| )?(.*) \|$", reference.pages()["routes"], re.MULTILINE)
+    assert len(rows) > 35 and [route for route, meaning in rows if not meaning] == []
+    said = reference.meanings()
+    plain = {"id", "created_at"}  # and what refers to another table, which the page names
+    columns = [(table.name, column) for table in metadata.sorted_tables for column in table.columns]
+    assert {
+        f"{table}.{column.name}"
+        for table, column in columns
+        if (table, column.name) not in said and column.name not in plain and not column.foreign_keys
+    } == set()
+    assert said.keys() - {(table, column.name) for table, column in columns} == set()
+    assert "| `reward` | Float | yes |  | null is missing, never 0 |" in reference.pages()["tables"]
+
+
 def test_every_query_of_the_grafana_dashboard_names_a_metric_that_exists() -> None:
     exposed = {sample for command in reference.collectors() for sample in samples(command)}
     queries = [target["expr"] for panel in grafana()["panels"] for target in panel["targets"]]
@@ -100,9 +117,13 @@ def test_every_query_of_the_grafana_dashboard_names_a_metric_that_exists() -> No
     named = {name for query in queries for name in re.findall(r"\bblackforge_\w+", query)}
     assert named - exposed == set()
     assert {query for query in queries if "blackforge_" not in query} == set()
-    tags = {f"{family}/{name}" for family, names in FAMILIES.items() for name in names}
-    asked = {tag for query in queries for tag in re.findall(r'\{metric="([^"]+)"', query)}
-    assert asked and asked - tags == set()
+    named_alone = {name: 1.0 for names in FAMILIES.values() for name in names}
+    tags = {tag for tag, _ in scalars(named_alone | {"seconds": dict.fromkeys(PHASES, 1.0)})}
+    asked = [found for query in queries for found in re.findall(r'\bmetric(=~?)"([^"]+)"', query)]
+    assert {sign for sign, _ in asked} == {"=", "=~"}
+    assert [tag for sign, tag in asked if sign == "=" and tag not in tags] == []
+    # Prometheus' expressions have to fit a whole value
+    assert [tag for sign, tag in asked if sign == "=~" and not any(re.fullmatch(tag, one) for one in tags)] == []
 
 
 def grafana() -> dict[str, Any]:

@@ -7,9 +7,11 @@ from the applications, tables from the schema.
 import argparse
 import ast
 import inspect
+import io
 import os
 import sys
 import tempfile
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +35,7 @@ from proxy.dashboard.app import Dashboard
 from proxy.http.admission import AdmissionGate, Capacity
 from proxy.http.limits import LIMITS
 from proxy.http.metrics import ProxyMetrics
+from proxy.pool import schema
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.schema import metadata
@@ -184,10 +187,10 @@ def _routes_page() -> str:
         "Model routes answer under any prefix in place of `/v1`: `/v1beta` is Gemini's, `/r/KEY/v1` is for tools that "
         "cannot set a key. Where the proxy listens beyond loopback, keys are issued ones "
         "([architecture](../architecture.md)).",
-        _table(("route", "needs", "more"), rows),
+        _table(("route", "needs", "what it does"), rows),
         "## The dashboard",
         "They only read, and need the token of the dashboard's address ([dashboard](../dashboard.md)).",
-        "\n".join(f"- `{method} {path}`" for method, path, _ in shown),
+        _table(("route", "what it does"), ((f"`{method} {path}`", text) for method, path, text in shown)),
     )
 
 
@@ -256,13 +259,31 @@ def _failures_page() -> str:
 
 def _tables_page() -> str:
     parts = [
-        "The tables of a pool, of `proxy/pool/schema.py`, which explains each column. Times are unix seconds, token "
-        "arrays little-endian int32, logprobs float32. Read them with [the views or from Python](../pool.md)."
+        "The tables of a pool, of `proxy/pool/schema.py`. Times are unix seconds, token arrays little-endian int32, "
+        "logprobs float32. Read them with [the views or from Python](../pool.md)."
     ]
+    said = meanings()
     for table in metadata.sorted_tables:
         rows = []
         for column in table.columns:
             to = ", ".join(f"`{key.target_fullname}`" for key in column.foreign_keys)
-            rows.append((f"`{column.name}`", repr(column.type).partition("(")[0], "yes" if column.nullable else "", to))
-        parts += [f"## {table.name}", _table(("column", "type", "may be null", "refers to"), rows)]
+            kind, null = repr(column.type).partition("(")[0], "yes" if column.nullable else ""
+            rows.append((f"`{column.name}`", kind, null, to, said.get((table.name, column.name), "")))
+        parts += [f"## {table.name}", _table(("column", "type", "may be null", "refers to", "meaning"), rows)]
     return _page("Tables", *parts)
+
+
+def meanings() -> dict[tuple[str, str], str]:
+    """The comment beside each column of the schema, by table and column. Those without one are left out."""
+    source = inspect.getsource(schema)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    found = {}
+    for table in ast.walk(ast.parse(source)):
+        if isinstance(table, ast.Call) and ast.unparse(table.func) == "Table":
+            for column in (one for one in table.args if isinstance(one, ast.Call)):
+                lines = range(column.lineno, (column.end_lineno or column.lineno) + 1)
+                text = " ".join(comments[line] for line in lines if line in comments)
+                if ast.unparse(column.func) == "Column" and text:
+                    found[ast.literal_eval(table.args[0]), ast.literal_eval(column.args[0])] = text
+    return found

@@ -52,6 +52,7 @@ class LiveRoute:
             self._looking.cancel()
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
+        """Send events that name what has changed in the pool, until the page is closed."""
         if len(self._pages) >= MOST_PAGES:
             raise PoolError(f"{MOST_PAGES} pages listen already; close one")
         headers = HEADERS | {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}

@@ -30,6 +30,7 @@ class MachineRoutes:
         router.add_get("/api/machines", self._machines)
 
     async def _machines(self, _: web.Request) -> web.Response:
+        """Answer with the pool's processes, and with the replicas that proxies tell of."""
         known, asked = await asyncio.gather(
             self._read(machines, self._pool), asyncio.gather(*(self._health(url) for url in self._proxies))
         )

@@ -35,19 +35,24 @@ class RolloutRoutes:
         router.add_get("/api/completions/{completion}/tokens", self._tokens)
 
     async def _rollout(self, request: web.Request) -> web.Response:
+        """Answer with a rollout, its verdict and its attempts."""
         return answer(await self._read(rollout_view, self._pool, required(request.match_info, "rollout")))
 
     async def _attempt(self, request: web.Request) -> web.Response:
+        """Answer with an attempt."""
         return answer(await self._read(attempt_view, self._pool, required(request.match_info, "attempt")))
 
     async def _calls(self, request: web.Request) -> web.Response:
+        """Answer with a page of an attempt's model calls."""
         wanted = (required(request.match_info, "attempt"), number(request.query, "first", 0))
         return answer(await self._read(calls_page, self._pool, *wanted))
 
     async def _events(self, request: web.Request) -> web.Response:
+        """Answer with what an attempt's agent did, as events."""
         return answer(await self._read(attempt_events, self._pool, required(request.match_info, "attempt")))
 
     async def _log(self, request: web.Request) -> web.Response:
+        """Answer with a piece of an attempt's log."""
         wanted = (
             required(request.match_info, "attempt"),
             number(request.query, "offset"),
@@ -56,12 +61,15 @@ class RolloutRoutes:
         return answer(await self._read(log_piece, self._pool, *wanted))
 
     async def _conversation(self, request: web.Request) -> web.Response:
+        """Answer with the turns that lead to a completion, and it."""
         return answer(await self._read(conversation, self._pool, required(request.match_info, "completion")))
 
     async def _reply(self, request: web.Request) -> web.Response:
+        """Answer with a piece of a reply."""
         wanted = (required(request.match_info, "completion"), number(request.query, "offset", 0))
         return answer(await self._read(reply_piece, self._pool, *wanted))
 
     async def _tokens(self, request: web.Request) -> web.Response:
+        """Answer with a page of a completion's tokens: text, logprob, version, what the trainer said."""
         wanted = (required(request.match_info, "completion"), number(request.query, "offset", 0))
         return answer(await self._read(token_page, self._pool, *wanted, self._model))

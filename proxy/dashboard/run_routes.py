@@ -44,20 +44,24 @@ class RunRoutes:
         router.add_get("/api/groups/{group}", self._group)
 
     async def _runs(self, request: web.Request) -> web.Response:
+        """Answer with a page of the pool's runs, newest first."""
         entries = await self._read(runs_page, self._pool, number(request.query, "before"))
         busy = await self._read(traffic, self._pool, {entry.id: entry.name for entry in entries})
         before = entries[-1].id if len(entries) == PAGE else None
         return answer({"pool": self._pool.name, "runs": entries, "before": before, "traffic": busy})
 
     async def _sessions(self, request: web.Request) -> web.Response:
+        """Answer with a page of sessions: agents that no run started."""
         entries = await self._read(sessions_page, self._pool, number(request.query, "before"))
         before = entries[-1].id if len(entries) == SESSIONS else None
         return answer({"sessions": entries, "before": before})
 
     async def _run(self, request: web.Request) -> web.Response:
+        """Answer with a run, its settings, the names of its metrics, its monitor's rules and interventions."""
         return answer(await self._read(_whole_run, self._pool, request.match_info["run"]))
 
     async def _curves(self, request: web.Request) -> web.Response:
+        """Answer with metrics of a run, at evenly spread steps where there are too many."""
         given = request.query
         bounds = (number(given, "first"), number(given, "last"), number(given, "points", MOST_POINTS))
         return answer(
@@ -65,12 +69,15 @@ class RunRoutes:
         )
 
     async def _rewards(self, request: web.Request) -> web.Response:
+        """Answer with the points of a run's evaluations."""
         return answer(await self._read(_of_run, run_rewards, self._pool, request.match_info["run"]))
 
     async def _queue(self, request: web.Request) -> web.Response:
+        """Answer with the queue of a run: its slots, the window, who waits for whom."""
         return answer(await self._read(_of_run, queue, self._pool, request.match_info["run"]))
 
     async def _account(self, request: web.Request) -> web.Response:
+        """Answer with where every sampled token of a run is."""
         now = await self._read(_of_run, account, self._pool, request.match_info["run"])
         return answer({
             "sampled": now.sampled,
@@ -83,11 +90,13 @@ class RunRoutes:
         })  # fmt: skip
 
     async def _groups(self, request: web.Request) -> web.Response:
+        """Answer with a page of a run's groups, newest first."""
         given = request.query
         wanted = (number(given, "before"), chosen(given, "state"), number(given, "step"))
         return answer(await self._read(groups_page, self._pool, request.match_info["run"], *wanted))
 
     async def _group(self, request: web.Request) -> web.Response:
+        """Answer with a group and its members."""
         return answer(await self._read(group_view, self._pool, required(request.match_info, "group")))
 
 

@@ -37,12 +37,15 @@ class SearchRoutes:
         router.add_get("/api/runs/{run}/behaviour", self._behaviour)
 
     async def _search(self, request: web.Request) -> web.Response:
+        """Answer with rollouts that match words and filters."""
         return answer(await self._read(self._found, dict(request.query)))
 
     async def _index(self, _: web.Request) -> web.Response:
+        """Answer with how much of the pool is in the search index."""
         return answer(await self._read(self._state))
 
     async def _behaviour(self, request: web.Request) -> web.Response:
+        """Answer with what the newest rollouts of a run did, added up."""
         return answer(await self._read(self._added_up, request.match_info["run"]))
 
     def _added_up(self, run: str) -> dict[str, Any]:

@@ -60,9 +60,9 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False, unique=True),  # unique in the pool
     Column("purpose", Text, nullable=False),  # train | eval | collect
-    Column("config", JSON, nullable=False),
+    Column("config", JSON, nullable=False),  # the settings that may not change when it is resumed
     Column("queue_limit", Integer),  # groups that may be open at once; null: no trainer has set a limit
     Column("lease_groups", Integer),  # groups that a train step takes; null: no trainer has said
     Column("directory", Text),  # where the newest harness keeps its files, absolute, on its machine; null: not known
@@ -73,7 +73,7 @@ runs = Table(
     ),  # the harness that works on it (proxy/pool/processes/owners.py); null: none
     Column("owner_seen_at", Float),  # its last heartbeat
     Column("trainer", JSON(none_as_null=True)),  # the trainer that works on it, whose token fences; null: none
-    Column("trainer_seen_at", Float),
+    Column("trainer_seen_at", Float),  # the trainer's last heartbeat
     Column("settled", JSON(none_as_null=True)),  # the sums of its settled groups (proxy/pool/training/settled.py)
     CheckConstraint("purpose in ('train', 'eval', 'collect')", name="ck_runs_purpose"),
 )
@@ -83,9 +83,9 @@ tasks = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("name", Text, nullable=False),
-    Column("domain", Text, nullable=False),
-    Column("spec", JSON, nullable=False),
+    Column("name", Text, nullable=False),  # the task's id
+    Column("domain", Text, nullable=False),  # by which rewards are averaged and mixes are made
+    Column("spec", JSON, nullable=False),  # the task itself (harness/tasks/schema.py)
     UniqueConstraint("run_id", "name"),
 )
 
@@ -107,11 +107,11 @@ groups = Table(
     Column("queue_index", Integer, nullable=False),  # its number in the run
     Column("position", Integer),  # its number among the groups that are queued for training; null: held out
     Column("task_id", ForeignKey("tasks.id"), nullable=False),
-    Column("size", Integer, nullable=False),
+    Column("size", Integer, nullable=False),  # rollouts whose rewards are compared, without redundant ones
     Column("state", Text, nullable=False),  # changed by proxy/pool/rollouts/states.py alone
     Column("step", Integer),  # the train step of LEASED and CONSUMED
-    Column("reason", Text),  # why a TOMBSTONE is one (proxy/pool/untrained.py), and what is particular about it
-    Column("detail", FreeText),
+    Column("reason", Text),  # why a TOMBSTONE is one (proxy/pool/untrained.py)
+    Column("detail", FreeText),  # what is particular about the reason
     Column("agent", Text),  # its name in the run; null: the run has one agent
     Column("purpose", Text),  # eval: held out, never queued for a trainer; null: the run's
     Column("failure", Text),  # set: lost to failures of this kind
@@ -124,7 +124,7 @@ groups = Table(
     Column("start_dated_at", Float),  # the time that chat templates read, as it was in the recorded attempt
     Column("function", Text),  # the user's function that was asked about its rollouts when it was leased; null: none
     Column("created_at", Float, nullable=False),
-    Column("finished_at", Float),
+    Column("finished_at", Float),  # when its last rollout was finished
     Column("settled", Integer),  # 1: runs.settled counts its tokens, which stay where they are unless it is reopened
     Column("archive_id", Integer),  # the archive that holds its completions; null: none does
     Column("dropped_at", Float),  # set: the pool does not hold them any more
@@ -155,20 +155,20 @@ rollouts = Table(
     Column("left_out", Text),  # why its lease leaves it out (proxy/pool/untrained.py), with details; null: it does not
     Column("set_aside", FreeText),  # set: that function drops it, or failed on it; the function's name, and how
     Column("reward", Float),  # null is missing, never 0
-    Column("reward_parts", JSON),
+    Column("reward_parts", JSON),  # name -> number, where the reward has parts
     Column("replaced", JSON(none_as_null=True)),  # outcomes of before, each with what replaced it (scoring.py)
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
-    Column("detail", FreeText),
-    Column("finished_at", Float),
+    Column("detail", FreeText),  # what is particular about the failure
+    Column("finished_at", Float),  # when it had its outcome; null: it runs
     # What detectors of reward hacking and a judge say (harness/integrity).
     Column("hacked", Text),  # tell | mask | zero: it cheated, and what becomes of it; null: nobody says so
     Column("integrity", JSON(none_as_null=True)),  # findings, and the reward before; null: nobody looked
     # Figures of its attempt (proxy/pool/rollouts/counts.py). null: it was finished before there were any, or when the
     # attempt was still open.
-    Column("completions", Integer),
-    Column("sampled_tokens", Integer),
-    Column("trainable_tokens", Integer),
-    Column("versions", JSON(none_as_null=True)),
+    Column("completions", Integer),  # model calls
+    Column("sampled_tokens", Integer),  # by the model, in all of them
+    Column("trainable_tokens", Integer),  # of these, those that a step may train
+    Column("versions", JSON(none_as_null=True)),  # of the weights that sampled them
     Column("behaviour", JSON(none_as_null=True)),  # figures for process rewards (proxy/pool/training/unequal.py)
     UniqueConstraint("group_id", "member"),
     CheckConstraint("reward between -1e308 and 1e308", name="ck_rollouts_reward"),  # finite
@@ -181,17 +181,17 @@ attempts = Table(
     Column("run_id", ForeignKey("runs.id")),  # null: a session outside any run
     Column("rollout_id", ForeignKey("rollouts.id")),
     Column("number", Integer, nullable=False),  # 0 is the first attempt of the rollout
-    Column("key_hash", Text, nullable=False, unique=True),
-    Column("agent", Text, nullable=False),
-    Column("failure", Text),
-    Column("detail", FreeText),
-    Column("timings", JSON),
+    Column("key_hash", Text, nullable=False, unique=True),  # of the key that the agent calls the proxy with
+    Column("agent", Text, nullable=False),  # its kind
+    Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py; null: none
+    Column("detail", FreeText),  # what is particular about the failure
+    Column("timings", JSON),  # seconds of each stage
     Column("augmentation", JSON),  # list of `kind=value`: what its environment had otherwise than its task's
     Column(
         "prompt_variation", JSON(none_as_null=True)
     ),  # {kinds, seed}: what its model is shown otherwise; null: nothing
-    Column("exit_code", Integer),
-    Column("opened_at", Float, nullable=False),
+    Column("exit_code", Integer),  # of the agent's command
+    Column("opened_at", Float, nullable=False),  # when its key was issued
     Column("closed_at", Float),  # set: the key is revoked
     Column("sampled_tokens", Integer),  # of all its completions; null: it is open
     Column("replayed_tokens", Integer),  # of its answers that were recorded before; null: it is open, or older
@@ -200,7 +200,7 @@ attempts = Table(
     Column("max_tokens", Integer),  # tokens that it may sample
     Column("spent", Text),  # turns | tokens: a call was refused because these are used up
     Column("trouble", FreeText),  # why the last call failed that was no fault of its client
-    Column("trouble_at", Float),
+    Column("trouble_at", Float),  # when that call failed
     Column("failed_calls", JSON(none_as_null=True)),  # [[begin, end], ...] of calls that failed like that; null: none
     Index(None, "rollout_id"),
     Index(None, "run_id"),
@@ -212,8 +212,8 @@ proxies = Table(
     Column("id", Integer, primary_key=True),
     Column("owner", JSON, nullable=False),  # the process (proxy/pool/processes/owners.py)
     Column("seen_at", Float, nullable=False),  # its last heartbeat
-    Column("confirmed", Integer, nullable=False),  # of its completions, those up to this id were delivered or marked,
-    Column("on_the_way", JSON, nullable=False),  # but for these
+    Column("confirmed", Integer, nullable=False),  # its answers up to this id arrived or are marked, except on_the_way
+    Column("on_the_way", JSON, nullable=False),  # ids of answers that are neither
     Column("ended_at", Float),  # set: nothing of it is in doubt any more
     Column("tokenizer", Text),  # the fingerprint of its ids (proxy/pool/tokenizer_fingerprint.py); null: not known
 )
@@ -223,24 +223,24 @@ completions = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
-    Column("ordinal", Integer, nullable=False),
-    Column("prefix_of", ForeignKey("completions.id")),
-    Column("prefix_length", Integer, nullable=False),
-    Column("follows", ForeignKey("completions.id")),
-    Column("prompt_tail", LargeBinary, nullable=False),
-    Column("sampled", LargeBinary, nullable=False),
+    Column("ordinal", Integer, nullable=False),  # its number in the attempt
+    Column("prefix_of", ForeignKey("completions.id")),  # the completion with whose path its prompt begins; null: none
+    Column("prefix_length", Integer, nullable=False),  # with how many tokens of that path
+    Column("follows", ForeignKey("completions.id")),  # the completion whose reply its request continues; null: none
+    Column("prompt_tail", LargeBinary, nullable=False),  # token ids of the prompt behind these
+    Column("sampled", LargeBinary, nullable=False),  # token ids of the answer
     Column("given", JSON(none_as_null=True)),  # [[start, end], ...] of `sampled` that the proxy wrote; null: nothing
     Column("logprobs", LargeBinary, nullable=False),  # of the tokens that are not given, like `versions`
     Column("versions", JSON, nullable=False),  # [[version, start, end], ...]
-    Column("finish_reason", Text, nullable=False),
-    Column("untrainable", Text),  # why it is not trained (proxy/pool/untrained.py), and details; null: trainable
-    Column("untrainable_detail", FreeText),
-    Column("reply", Packed, nullable=False),
-    Column("path_crc", BigInteger, nullable=False),
+    Column("finish_reason", Text, nullable=False),  # stop | tool_calls | length | repetition | abort | error
+    Column("untrainable", Text),  # why it is not trained (proxy/pool/untrained.py); null: it may be
+    Column("untrainable_detail", FreeText),  # what is particular about that reason
+    Column("reply", Packed, nullable=False),  # the assistant message as the agent saw it
+    Column("path_crc", BigInteger, nullable=False),  # CRC32 of the whole path, prompt and answer
     Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that
     Column("fingerprint", LargeBinary),  # of the request (proxy/recording/redelivery/fingerprint.py)
-    Column("started_at", Float, nullable=False),
-    Column("finished_at", Float, nullable=False),
+    Column("started_at", Float, nullable=False),  # when the proxy had the request
+    Column("finished_at", Float, nullable=False),  # when the answer was whole
     Column("queued_seconds", Float),  # of these, waited for a place and for an engine; null: not known, or replayed
     Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/completions/records.py: Shape)
     Column(
@@ -260,14 +260,14 @@ responses = Table(
     Column("id", Integer, primary_key=True),
     Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
     Column("completion_id", ForeignKey("completions.id"), nullable=False),  # its answer
-    Column("response_id", Text, nullable=False),
+    Column("response_id", Text, nullable=False),  # what clients call it
     Column("previous", Text),  # the response_id that the client named
-    Column("prefix_of", Text),  # the response_id of one with whose context the input begins,
-    Column("prefix_length", Integer, nullable=False),  # and with how many of its items
-    Column("items", Packed, nullable=False),  # of the input, the others
+    Column("prefix_of", Text),  # the response_id of one with whose context the input begins
+    Column("prefix_length", Integer, nullable=False),  # how many of that one's items it begins with
+    Column("items", Packed, nullable=False),  # the items of the input behind these
     Column("fields", Packed, nullable=False),  # what the response repeats of the request; null: the same as another's
-    Column("fields_of", Text),  # the response_id of that one
-    Column("usage", JSON, nullable=False),
+    Column("fields_of", Text),  # the response_id of the other one that has them
+    Column("usage", JSON, nullable=False),  # tokens, as the client was told
     Column("created_at", Float, nullable=False),
     Column("deleted_at", Float),  # set: clients can no longer name it
     Index(None, "completion_id"),  # for deletions, like those of completions
@@ -288,7 +288,7 @@ undelivered = Table(
     metadata,
     Column("completion_id", ForeignKey("completions.id"), primary_key=True),  # whole answers that did not arrive
     Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
-    Column("fingerprint", LargeBinary, nullable=False),
+    Column("fingerprint", LargeBinary, nullable=False),  # of the request, by which a retry finds its answer
     Column("claimed_by", ForeignKey("proxies.id")),  # null: nobody is serving it again
     Index(None, "attempt_id"),
 )
@@ -323,11 +323,11 @@ policy_versions = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("step", Integer, nullable=False),
-    Column("checkpoint", Text, nullable=False),
-    Column("hf_dir", Text, nullable=False),
+    Column("step", Integer, nullable=False),  # 0: the initial weights
+    Column("checkpoint", Text, nullable=False),  # the trainer's directory to go on from
+    Column("hf_dir", Text, nullable=False),  # the same weights for engines
     Column("created_at", Float, nullable=False),
-    Column("pushed_at", Float),
+    Column("pushed_at", Float),  # when the engines had it; null: not yet
     Column("retired_at", Float),  # set by a rollback to an earlier step
     Index(None, "run_id", "step"),
     sqlite_autoincrement=True,  # ids name weight versions in engines and are never reused
@@ -338,7 +338,7 @@ train_steps = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("version_id", ForeignKey("policy_versions.id"), nullable=False, unique=True),
-    Column("metrics", JSON, nullable=False),
+    Column("metrics", JSON, nullable=False),  # by name (docs/training.md)
     Column(
         "fates", JSON(none_as_null=True)
     ),  # its sums (proxy/pool/training/fates.py: StepSums); null: older than they
@@ -360,7 +360,7 @@ imitated = Table(
     metadata,
     Column("completion_id", Integer, primary_key=True),  # no reference: the row stays when the completion leaves
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("rollout_id", Integer, nullable=False),
+    Column("rollout_id", Integer, nullable=False),  # the rollout of that completion
     Column("tokens", Integer, nullable=False),  # that a warm start learned from (proxy/pool/training/imitation.py)
     Index(None, "run_id"),
 )
@@ -370,12 +370,12 @@ interventions = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("at", Float, nullable=False),
+    Column("at", Float, nullable=False),  # when it was done
     Column("rule", Text, nullable=False),  # of the monitor, or who asked for it
     Column("action", Text, nullable=False),  # pause | rollback | drop_task
     Column("version_id", Integer),  # of the step whose figures were the cause; null: a person asked
     Column("task_id", ForeignKey("tasks.id")),  # the dropped task
-    Column("detail", FreeText, nullable=False),
+    Column("detail", FreeText, nullable=False),  # what broke the rule, or who asked
     Column("ended_at", Float),  # of a pause: when a person ended it
     Index(None, "run_id", "action"),
     Index(None, "task_id"),
@@ -385,9 +385,9 @@ judgements = Table(
     "judgements",
     metadata,
     Column("key", Text, primary_key=True),  # digest of the model and of all that it was shown
-    Column("model", Text, nullable=False),
-    Column("score", Float, nullable=False),
-    Column("reason", FreeText, nullable=False),
+    Column("model", Text, nullable=False),  # the judge's, as litellm names it
+    Column("score", Float, nullable=False),  # 0 to 1
+    Column("reason", FreeText, nullable=False),  # the judge's words
     Column("created_at", Float, nullable=False),
 )
 
@@ -396,7 +396,7 @@ events = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id")),
-    Column("at", Float, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("detail", FreeText, nullable=False),
+    Column("at", Float, nullable=False),  # when it was noted
+    Column("kind", Text, nullable=False),  # push | rollback | monitor | alarm | ...
+    Column("detail", FreeText, nullable=False),  # one sentence
 )
