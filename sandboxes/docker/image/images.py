@@ -20,7 +20,7 @@ from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.image.build import Build
 from sandboxes.docker.image.build_context import digest, pack
 from sandboxes.docker.image.remote_sources import forbidden_source
-from sandboxes.docker.image.work import ImageWork
+from sandboxes.docker.image.work import ImageWork, PulledLayers
 from sandboxes.docker.isolation.reach import Router, own_addresses
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, BaseImage, working_directory
@@ -133,8 +133,10 @@ class Images:
                 access = None
             pulled, auth = access or (name, None)
             try:
+                layers = PulledLayers()
                 with self._daemon.translating_errors("pulling"):
-                    await self._daemon.docker.images.pull(pulled, auth=auth)
+                    async for said in self._daemon.docker.images.pull(pulled, auth=auth, stream=True):
+                        step(layers.after(said))
             except DaemonError:
                 raise
             except SandboxError as error:
