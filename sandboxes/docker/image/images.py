@@ -252,9 +252,11 @@ class Images:
 
 
 def _tell(step: Callable[[str], None], text: str, lines: list[str]) -> None:
+    """Keep the last lines of a build's log, and say which step has begun."""
     for line in text.splitlines():
         if line.strip():
             lines.append(line.rstrip())
+        if line.startswith("Step "):
             step(line.rstrip())
     del lines[:-KEPT_LINES]
 
