@@ -130,8 +130,8 @@ def test_the_wheel_brings_the_libraries_that_its_packages_import(wheel: Path, tm
     """Installed from the package index, in the versions of constraints.txt, without any extra."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    install = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "-c", ROOT / "constraints.txt"]
-    subprocess.run([*install, wheel], check=True, cwd=tmp_path)
+    install = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "-c"]
+    subprocess.run([*install, str(ROOT / "constraints.txt"), str(wheel)], check=True, cwd=tmp_path)
     names = [name for package in ("proxy", "harness", "sandboxes") for name in module_names(package)]
     modules = [name for name in names if ".engine.cpu" not in name and ".migrations" not in name]
     assert len(modules) > 300

@@ -46,7 +46,7 @@ class Weights:
 
     version: str
     directory: Path
-    sent: Advance = field(default=unseen, compare=False)
+    sent: Advance = field(default=unseen, compare=False, kw_only=True)
     """Called with the megabytes of each bucket, once it is sent."""
 
     def buckets(self, limit: int) -> "Iterator[Bucket]":
