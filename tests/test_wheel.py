@@ -126,6 +126,7 @@ def test_the_quickstart_runs_from_the_wheel_without_the_sources(elsewhere: Elsew
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_wheel_brings_the_libraries_that_its_packages_import(wheel: Path, tmp_path: Path) -> None:
     """Installed from the package index, in the versions of constraints.txt, without any extra."""
     python = tmp_path / "venv" / "bin" / "python"
