@@ -50,7 +50,7 @@ class Drafter:
         self.optimizer = build_optimizer(self.ddp, options, config.parallel)
         self.shards = TensorParallelVocabulary()
         self.hidden: Tensor | None = None
-        # Megatron hands the last hidden states to the LM head only, so a hook is the way to get them.
+        # megatron-core 0.16.1 hands the last hidden states to the LM head only, so a hook is the way to get them.
         model.decoder.register_forward_hook(self._keep)
 
     def _keep(self, _module: Any, _inputs: Any, output: Tensor) -> None:

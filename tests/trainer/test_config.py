@@ -212,7 +212,7 @@ def test_a_model_that_is_not_mapped_is_refused(old: str, new: str, sentence: str
         ('"num_experts_per_tok": 3', '"num_experts_per_tok": 9', "num_experts_per_tok = 9 of 8 experts"),
         ('"num_experts_per_tok": 3', '"num_experts_per_tok": 1', "the router's weight is always 1"),
         ('"num_experts": 8, ', "", "lacks num_experts, which the trainer needs"),
-        ('"tie_word_embeddings": false', '"tie_word_embeddings": true', "SGLang's qwen3_moe does not tie"),
+        ('"tie_word_embeddings": false', '"tie_word_embeddings": true', "SGLang 0.5.23's qwen3_moe does not tie"),
     ],
 )
 def test_a_mixture_that_is_not_mapped_is_refused(old: str, new: str, sentence: str, tmp_path: Path) -> None:

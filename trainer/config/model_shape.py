@@ -168,8 +168,8 @@ def _check_family(config: dict[str, Any], path: Path) -> None:
             raise UserError(f"{path} has {key} = {value}, which the trainer does not map; use a model without it")
     if family == "qwen3_moe" and config.get("tie_word_embeddings"):
         raise UserError(
-            f"{path} has tie_word_embeddings = true, and SGLang's {family} does not tie: its head would be random; "
-            "write the embedding as lm_head.weight too and set it to false"
+            f"{path} has tie_word_embeddings = true, and SGLang 0.5.23's {family} does not tie: its head would be "
+            "random; write the embedding as lm_head.weight too and set it to false"
         )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))

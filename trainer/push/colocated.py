@@ -1,7 +1,7 @@
 """Engines on the trainer's own devices: they free their memory while a step is computed, and take it back afterwards.
 
-SGLang dies when it is told to take back memory that it has not freed, and it does not report what it has freed. So the
-engine's version name records it; the name outlives the trainer. `<version>-released`: neither weights nor cache.
+SGLang 0.5.23 dies when it is told to take back memory that it has not freed, and it does not report what it has freed.
+So the engine's version name records it; the name outlives the trainer. `<version>-released`: neither weights nor cache.
 `<version>-loading`: weights but no cache. `<version>-moving`: memory is being freed or taken back; if the trainer dies
 then, the engine must be restarted, and the next push says so. Engines need `--enable-memory-saver`. Left out: the
 trainer's own memory, of which only torch's cache is freed.

@@ -118,8 +118,8 @@ def _group(engine: PushTarget, name: str) -> Iterator[Any]:
 def _join(engine: PushTarget, name: str, store: Any, world: int) -> Any:
     """Build what torch's init_process_group builds for the backend `DEVICE:BACKEND`, with the same keys in the store.
 
-    The keys must agree with those of the engine, which does the same. Blocks until the engine has joined (gloo); with
-    NCCL, the first broadcast blocks.
+    The keys must agree with those of the engine: SGLang 0.5.23 does the same (init_custom_process_group). Blocks until
+    the engine has joined (gloo); with NCCL, the first broadcast blocks.
     """
     from torch.distributed import PrefixStore
     from torch.distributed import distributed_c10d as c10d

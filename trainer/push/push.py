@@ -239,6 +239,6 @@ def _choose(engine: PushTarget) -> tuple[str, str]:
     if way == "disk" or single:
         return way, ""
     return "disk", (
-        f"engine {engine.url} has dp_size {about.dp_size} and pp_size {about.pp_size}, where SGLang takes no weights "
-        f"by push.way = {way}; it gets them by disk"
+        f"engine {engine.url} has dp_size {about.dp_size} and pp_size {about.pp_size}, where SGLang 0.5.23 takes no "
+        f"weights by push.way = {way}; it gets them by disk"
     )

@@ -1,7 +1,7 @@
 """Push inside of the requests, as base64 of pickled tensors: for engines that share neither a disk nor a GPU network.
 
 Each tensor rank of an engine reads its own entry and takes its shard of whole tensors from it, so a request holds a
-bucket once per tensor rank. SGLang refuses this way where it has data-parallel ranks.
+bucket once per tensor rank. SGLang 0.5.23 refuses this way where it has data-parallel ranks.
 """
 
 import pickle

@@ -3,9 +3,9 @@
 Draft d at token u of a tree takes the hidden state of the token before u (the policy's for d = 1, draft d - 1's for the
 others) and the embedding of u. A decoder layer attends over u's ancestors; the policy's own LM head then gives the
 distribution of u's children. Its teacher is the policy's distribution at u. A branch point needs no special case, as
-each child is a token of its own. This is the draft model of SGLang (srt/models/mimo_mtp.py, qwen3_moe_mtp.py): it has
-one layer, which it runs again for every further draft. One difference remains: in SGLang, the keys of older tokens are
-those of draft 1; here they are of the same draft.
+each child is a token of its own. This is the draft model of SGLang 0.5.23 (srt/models: mimo_mtp.py, qwen3_moe_mtp.py):
+it has one layer, which it runs again for every further draft. One difference remains: in SGLang, the keys of older
+tokens are those of draft 1; here they are of the same draft.
 Left out: pipeline stages; ranks that share a micro-batch.
 """
 
@@ -60,7 +60,7 @@ class MTPHead(MegatronModule):
         self.input_proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.input_proj.to(config.params_dtype)
         vars(self.input_proj.weight)["sequence_parallel"] = config.sequence_parallel
-        # SGLang builds the draft layer like the model's first layer; in a mixture of experts, layers may differ.
+        # SGLang 0.5.23 builds the draft layer like the model's first layer; in a mixture of experts, layers may differ.
         self.block = type(first)(config, first.submodules_config, layer_number=first.layer_number)
         self.final_layernorm = SharedNorm(config, config.hidden_size, config.layernorm_epsilon)
         mark_experts(self)
