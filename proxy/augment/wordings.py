@@ -81,6 +81,6 @@ def cut(result: str, seed: int) -> str:
     return f"{result[:half]}\n[{len(result) - 2 * half} characters are left out]\n{result[-half:]}"
 
 
-@lru_cache(4096)
+@lru_cache(4096)  # all threads share it, as a draw depends on its arguments alone
 def _drawn(seed: int, what: str, choices: Sequence[T]) -> T:
     return random.Random(f"{seed}/{what}").choice(choices)

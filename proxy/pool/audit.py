@@ -46,6 +46,7 @@ class AuditLog:
 
     def __init__(self, pool: Pool):
         self._pool = pool
+        # Any thread notes events while the log's own thread takes them off, which sleeps as long as there are none.
         self._changed = threading.Condition()
         self._waiting: dict[Event, _Repeats] = {}
         self._lost = 0

@@ -264,7 +264,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 @lru_cache(16)
 def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
     """A template, and the variables that it reads. Compiling takes longer than all else that a model's directory asks
-    for, and replays, traces and tests open the same one again and again."""
+    for, and replays, traces and tests open the same one again and again. All threads share it: two that ask for a new
+    one at once both compile it, and rendering changes nothing in a template."""
     environment = _environment()
     return environment.from_string(source), frozenset(meta.find_undeclared_variables(environment.parse(source)))
 

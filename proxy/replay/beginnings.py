@@ -64,6 +64,7 @@ class Beginning:
         self._attempt = attempt
         self._start = attempt.start
         self._template = template
+        # Choosing waits for the pool in between, and two calls at once would be given the same recorded answer.
         self._choosing = asyncio.Lock()
         self._recorded: RecordedAnswers | None = None
         self._mine: Mapping[int, Completion] = {}

@@ -81,7 +81,7 @@ def _loaded(directory: Path) -> tuple[Tokenizer | None, str | None]:
     return _load(file, changed)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=2)  # all threads share it: decoding changes nothing in a tokenizer
 def _load(file: Path, _changed: int) -> tuple[Tokenizer | None, str | None]:
     try:
         return Tokenizer.from_file(str(file)), fingerprint(file.parent)
