@@ -11,7 +11,7 @@ import msgspec
 
 from harness.settings import Settings, stored_settings
 from proxy.pool.errors import UserError
-from proxy.pool.files import DirectoryInUse, lock_directory, write_whole
+from proxy.pool.files import InUse, lock_directory, write_whole
 from proxy.pool.rollouts.groups import RolloutRow
 from proxy.pool.settings_file import with_absolute_paths
 
@@ -41,7 +41,7 @@ class RunDir:
             lock = lock_directory(self.path)
         except OSError as error:
             raise UserError(f"the run directory {self.path} cannot be used ({error.strerror}); name another") from error
-        except DirectoryInUse as error:
+        except InUse as error:
             raise UserError(
                 f"the run directory {self.path} is in use by process {error.holder}; wait for it or name another"
             ) from None

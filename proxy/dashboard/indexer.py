@@ -1,16 +1,14 @@
 """Builds the search index in a thread of its own while the dashboard is up; one dashboard of a pool at a time does."""
 
-import fcntl
 import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
+from proxy.pool.files import InUse, lock_file
 from proxy.pool.search.build import Builder
 from proxy.pool.search.index import open_writer
 
@@ -43,11 +41,14 @@ class Indexer:
 
     def _run(self) -> None:
         try:
-            with _alone(self.file) as alone:
-                if alone:
-                    self._build()
-                else:
-                    log.info("another dashboard of this pool builds the search index")
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = lock_file(Path(f"{self.file}.lock"), self.file)
+            try:
+                self._build()
+            finally:
+                os.close(lock)
+        except InUse:
+            log.info("another dashboard of this pool builds the search index")
         except (OSError, sqlite3.Error) as error:
             self.trouble = f"the search index {self.file} cannot be written ({error}); make its directory writable"
             log.warning("%s", self.trouble)
@@ -70,20 +71,3 @@ class Indexer:
                 self._ended.wait(BREATH_SECONDS if more else PAUSE_SECONDS)
         finally:
             index.close()
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[bool]:
-    """Whether this process may build the index: nobody else has its lock."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(f"{file}.lock", os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.close(lock)

@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all, and directories that one process uses at a time. For every package.
+"""Files that a reader sees whole or not at all, and locks of one process at a time. For every package.
 
 Left out: directories that must survive a power failure (trainer/megatron/atomic_dir.py).
 """
@@ -16,11 +16,11 @@ LEFT_SECONDS = 5.0
 it executes its program, which takes a moment on a busy machine."""
 
 
-class DirectoryInUse(Exception):
-    """Another living process has locked a directory."""
+class InUse(Exception):
+    """Another living process has the lock of a file or directory."""
 
-    def __init__(self, directory: Path, holder: str):
-        super().__init__(f"{directory} is in use by process {holder or 'unknown'}")
+    def __init__(self, path: Path, holder: str):
+        super().__init__(f"{path} is in use by process {holder or 'unknown'}")
         self.holder = holder
         """Its process id; empty where it has not written that yet."""
 
@@ -64,15 +64,19 @@ def sync(path: Path) -> None:
 
 
 def lock_directory(directory: Path, patience_seconds: float = 0) -> int:
-    """Create a directory, lock it, and return the descriptor that holds the lock until it is closed.
+    """Create a directory and lock it by the file `lock` in it, as `lock_file` does. OSError when it cannot be used."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return lock_file(directory / "lock", directory, patience_seconds)
 
-    The lock is the kernel's (flock on `lock` in it): it ends with its holder, however that ends, so no crash leaves one
-    behind. DirectoryInUse when another process holds it for longer than the patience. OSError when the directory cannot
-    be used.
+
+def lock_file(file: Path, locked: Path, patience_seconds: float = 0) -> int:
+    """Lock a file that stands for `locked`, and return the descriptor that holds the lock until it is closed.
+
+    The lock is the kernel's (flock): it ends with its holder, however that ends, so no crash leaves one behind. InUse
+    when another process holds it for longer than the patience. OSError when the file cannot be made.
     """
     deadline = time.monotonic() + patience_seconds
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +85,7 @@ def lock_directory(directory: Path, patience_seconds: float = 0) -> int:
             holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
             if time.monotonic() >= deadline + (LEFT_SECONDS if _gone(holder) else 0):
                 os.close(lock)
-                raise DirectoryInUse(directory, holder) from None
+                raise InUse(locked, holder) from None
         time.sleep(POLL_SECONDS)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.pool.files import DirectoryInUse, lock_directory, replacing, write_whole
+from proxy.pool.files import InUse, lock_directory, replacing, write_whole
 
 HOLD = "import sys; from pathlib import Path; from proxy.pool.files import lock_directory as lock\n"
 HOLD += "lock(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
@@ -36,7 +36,7 @@ def test_a_directory_is_locked_until_its_holder_dies(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path / "new")]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
-    with pytest.raises(DirectoryInUse) as refused:
+    with pytest.raises(InUse) as refused:
         lock_directory(tmp_path / "new")
     assert refused.value.holder == str(holder.pid)
     holder.kill()

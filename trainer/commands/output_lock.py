@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from proxy.pool.errors import UserError
-from proxy.pool.files import DirectoryInUse, lock_directory
+from proxy.pool.files import InUse, lock_directory
 
 
 def lock_output(output: Path, seconds: float = 10) -> int:
@@ -13,7 +13,7 @@ def lock_output(output: Path, seconds: float = 10) -> int:
     """
     try:
         return lock_directory(output, seconds)
-    except DirectoryInUse:
+    except InUse:
         raise UserError(f"another trainer is using {output}; stop it or set another output") from None
     except OSError as error:
         raise UserError(f"the output directory {output} cannot be used ({error.strerror}); name another") from error

@@ -21,7 +21,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import IDS_PER_QUERY, of_attempts, to_row
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.errors import UserError
-from proxy.pool.files import DirectoryInUse, lock_directory, replacing
+from proxy.pool.files import InUse, lock_directory, replacing
 from proxy.pool.read.archive_file import ArchiveFile, archive_writer
 from proxy.pool.retention.horizon import Horizon, may_leave
 from proxy.pool.rollouts.runs import Run, lock_run
@@ -45,7 +45,7 @@ def archive(pool: Pool, run: Run, limits: Horizon, directory: Path) -> Archived 
     """Write the groups that may leave and are in no archive to a new file; None when there are none."""
     try:
         lock = lock_directory(directory)  # two commands would write to one partial file
-    except DirectoryInUse as error:
+    except InUse as error:
         raise UserError(f"{error}; wait until that command has ended") from error
     except OSError as error:
         raise UserError(f"{directory} cannot be written ({error.strerror}); name a writable directory") from error
