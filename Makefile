@@ -6,7 +6,7 @@ SEED ?= 0
 # four test workers keep two cores busy, as many tests wait; tests/conftest.py says which tests share one
 WORKERS ?= -n 4
 export HF_HUB_OFFLINE := 1
-# Empty means no: tests start hundreds of processes from these sources, and each would compile them anew.
+# Empty means no: tests start hundreds of processes from these sources, and each would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: site demo demo-control demo-scaffolds everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu

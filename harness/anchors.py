@@ -26,8 +26,8 @@ Way = Literal["rollback", "parallel"]
 SAMPLES = 8
 """Rollouts from an anchor before its success is judged: the newest ones."""
 DROP = 0.3
-"""By how much success must be lower than behind the next turn. The paper names no test; with 8 rollouts, a smaller
-difference is mostly chance."""
+"""A turn is crucial if success falls by at least this much when the turn is sampled too, instead of replayed. The paper
+names no test; with 8 rollouts, a smaller difference is mostly chance."""
 
 
 @dataclass(frozen=True, kw_only=True)

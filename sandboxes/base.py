@@ -80,9 +80,9 @@ class Spec:
     services: tuple[Service, ...] = ()
     """Started in this order. Each has the same limits as the sandbox."""
     beside: bool = False
-    """Judges the work of a sandbox that waits for it, so it does not wait for a place where a host has a limit."""
+    """Runs a verifier while the agent's sandbox waits for it. Starts at once, even where the host is at its limit."""
     first: bool = False
-    """Judges the work of a sandbox that makes place for it, so no other takes that place before it."""
+    """Runs a verifier after the agent's sandbox has ended. Takes the freed place before any other start."""
 
 
 async def no_seconds() -> float:

@@ -192,7 +192,7 @@ def run(verb: str, settings: Settings) -> int:
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(
-                f"resuming the run in {directory.path}; name another with --run-dir to start anew", highlight=False
+                f"resuming the run in {directory.path}; name another with --run-dir to start a new one", highlight=False
             )
         console.print(str(choice), highlight=False)
         if warning := shared_warning(tasks, choice.kind):

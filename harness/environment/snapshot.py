@@ -18,7 +18,7 @@ from harness.environment.varied import VariedFiles
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import TaskImage
-from harness.tasks.where import judged_fresh
+from harness.tasks.where import verified_fresh
 from sandboxes.base import Image, Limits, Sandbox, SandboxError, Sandboxes, Service, Spec
 
 ORIGINAL_BYTES = 1 << 16
@@ -65,7 +65,7 @@ async def take_snapshot(
     before = await take_manifest(sandbox, spec, own_root, above, RUNNERS_NAMES)
     manifest, rows = await clean_start(sandbox, task, before)
     steer = steering(task, sandbox, spec, own_root)
-    fresh = judged_fresh(task, sandboxes.kind)  # then nothing is put back in this one
+    fresh = verified_fresh(task, sandboxes.kind)  # then nothing is put back in this one
     known = [] if fresh else [path for path in sorted(manifest.files) if steer(path)]
     originals = await contents(sandbox, known) if known else {}
     changed = frozenset() if fresh else frozenset(await sandbox.changed())

@@ -37,7 +37,7 @@ class Grade:
     """What a file's judges say together."""
 
     score: float | None
-    """From 0 to 1. None: they come to none."""
+    """0 to 1. None: the judges gave no common score."""
     why: str = ""
     """Their reasons; without a score why there is none."""
     scores: Sequence[float] = ()

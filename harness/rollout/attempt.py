@@ -119,7 +119,7 @@ class LiveAttempt:
         self._timings: dict[str, float] = {}
         self._augmentation: list[str] = row.variation.lines() if row.variation else []
         self._evidence: list[StepEvidence] = []
-        """The evidence of each judged step, where somebody looks."""
+        """The evidence of each verified step, where somebody looks."""
         self._written: set[str] = set()
         """Absolute paths of files that the harness itself writes after the snapshot."""
         self.policy_failure = PolicyFailure()
@@ -232,7 +232,7 @@ class LiveAttempt:
             await end_agent(sandbox, part.task, snapshot)
             await self._end_calls()
             await self._classify_end(result, part.task)
-            return await self._judged(sandbox, part, snapshot)
+            return await self._verified(sandbox, part, snapshot)
         except (AttemptFailed, SandboxError) as error:
             of_verifier = error.kind == "verifier" if isinstance(error, AttemptFailed) else True
             if isinstance(error, ImageError) or not of_verifier:
@@ -246,14 +246,14 @@ class LiveAttempt:
             detail = f"{error}; where no agent has worked, the verifier comes to a verdict"
             raise AttemptFailed("spoiled", detail) from error
 
-    async def _judged(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot) -> Verdict:
+    async def _verified(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot) -> Verdict:
         task, context = part.task, self._context
         if (task.verifier.network or task.network) == "full" and (snapshot.fresh or task.network != "full"):
             await self._note_egress("verifier")
-        judging = verifier_sandbox(
+        verifying = verifier_sandbox(
             context.sandboxes, sandbox, task, snapshot, before=part.before, more=part.more, ended=True
         )
-        async with context.slots.verifying, judging as (room, findings):
+        async with context.slots.verifying, verifying as (room, findings):
             await asyncio.to_thread(write_findings, context.logs, self._log_name, findings)
             if context.integrity is not None:
                 self._evidence.append(await evidence_in(room, sandbox.work, task, findings, self._written))

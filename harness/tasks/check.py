@@ -10,7 +10,7 @@ import msgspec
 
 from harness.tasks.directories import is_directory
 from harness.tasks.schema import MAX_INSTRUCTION, MAX_NAME, MAX_PATTERN, Task, TaskImage, Verifier
-from harness.tasks.where import judged_fresh
+from harness.tasks.where import verified_fresh
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import shortened
 from sandboxes.local.system_calls import REFUSED
@@ -95,7 +95,7 @@ def _agent_faults(task: Task) -> Iterator[str]:
         if (
             step is not task.steps[-1]
             and step.verifier.network == "full" != task.network
-            and not judged_fresh(_with(task, step.verifier), "docker")  # others have no such network to open
+            and not verified_fresh(_with(task, step.verifier), "docker")  # others have no such network to open
         ):
             yield f"steps[{index}].verifier.network: 'full' would stay for the next step's agent; use where = 'fresh'"
         if [other.name for other in task.steps].count(step.name) > 1:
@@ -179,7 +179,7 @@ def _verifier_faults(field: str, task: Task) -> Iterator[str]:
     if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
         yield f"{field}.range: {lowest:g} to {highest:g} holds no rewards; give the lowest one, then the highest"
     if (own := verifier.environment) is not None:
-        if not judged_fresh(task, "docker"):
+        if not verified_fresh(task, "docker"):
             yield f"{field}.environment: goes with a fresh sandbox; set where = 'fresh', or remove it"
         if own.image is not None:
             yield from _image_faults(f"{field}.environment.image", own.image)

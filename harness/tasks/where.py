@@ -1,10 +1,10 @@
-"""Says in which sandbox a task is judged: in a fresh one, or in the one that the agent worked in."""
+"""Says in which sandbox a task's verifier runs: in a fresh one, or in the one that the agent worked in."""
 
 from harness.tasks.schema import Task
 
 
-def judged_fresh(task: Task, kind: str) -> bool:
-    """Whether the task is judged in a fresh sandbox, where sandboxes are of this kind.
+def verified_fresh(task: Task, kind: str) -> bool:
+    """Whether the task's verifier runs in a fresh sandbox, where sandboxes are of this kind.
 
     Daemons live in the agent's sandbox only, and process sandboxes would not keep an agent out of a fresh one.
     """

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import msgspec
 
 from harness.tasks import Task, parts_of
-from harness.tasks.where import judged_fresh
+from harness.tasks.where import verified_fresh
 from harness.validation.trials import Kind, Trial
 from harness.verdict.judge import Opinion
 from harness.verdict.shared import not_stopped
@@ -87,7 +87,7 @@ def finding(task: Task, trials: Sequence[Trial], sandboxes: str, opinion: Opinio
     trials = [trial for trial in trials if trial not in elsewhere and trial not in hollow]
     plain = [trial for trial in sorted(trials, key=lambda trial: trial.number) if not trial.variation]
     rewards = {kind: [trial.reward for trial in plain if trial.kind == kind] for kind in KINDS}
-    fresh = all(judged_fresh(part.task, sandboxes) for part in parts_of(task))
+    fresh = all(verified_fresh(part.task, sandboxes) for part in parts_of(task))
     word, cause = _verdict(task, plain, rewards)
     if word == "accepted":
         word, cause = _under_variations(trials)

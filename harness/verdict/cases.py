@@ -1,4 +1,4 @@
-"""Judges a task's cases: programs and functions of the agent's, each in a process of its own, by what comes out.
+"""Verifies a task's cases: programs and functions of the agent's, each in a process of its own, by what comes out.
 
 What must come out never enters the sandbox, so code under test cannot know it, and writes no reward: it is worked out
 here, from exit codes and output. Each case runs as the agent's user, and what it leaves running is ended before the
@@ -32,7 +32,7 @@ out.flush()
 Started with -I, so that nothing beside it is imported but what the case names."""
 
 
-async def judge_cases(sandbox: Sandbox, task: Task) -> Verdict:
+async def verify_cases(sandbox: Sandbox, task: Task) -> Verdict:
     """The share of the cases that are right, by their weights. Each is a part of the verdict."""
     cases, parts = task.verifier.cases, {}
     if any(case.call for case in cases):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from harness.tasks import Task, parts_of
-from harness.tasks.where import judged_fresh
+from harness.tasks.where import verified_fresh
 
 Kind = Literal["neighbours", "links", "repository", "programs", "processes", "room"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -26,7 +26,7 @@ NAMED = 5
 def not_stopped(task: Task, sandboxes: str) -> dict[Kind, str]:
     """Kind -> sentence for a task in sandboxes of this kind; empty where each of its verdicts is reached afresh."""
     parts = (part.task for part in parts_of(task))
-    if not any(part.domain == "agent" and not judged_fresh(part, sandboxes) for part in parts):
+    if not any(part.domain == "agent" and not verified_fresh(part, sandboxes) for part in parts):
         return {}
     kinds: set[Kind] = {"neighbours", "links", "repository", "room"}
     if task.profile == "harbor":
@@ -37,7 +37,7 @@ def not_stopped(task: Task, sandboxes: str) -> dict[Kind, str]:
 
 
 def shared_warning(tasks: Sequence[Task], sandboxes: str) -> str:
-    """One line on a run's tasks that are judged in the agent's own sandbox; empty when none is."""
+    """One line on a run's tasks that are verified in the agent's own sandbox; empty when none is."""
     kinds_of = {task.id: these for task in tasks if (these := not_stopped(task, sandboxes))}
     if not kinds_of:
         return ""
@@ -45,6 +45,6 @@ def shared_warning(tasks: Sequence[Task], sandboxes: str) -> str:
     kinds = ", ".join(kind for kind in KINDS if any(kind in each for each in kinds_of.values()))
     number = f"{len(kinds_of)} of {len(tasks)} {'task is' if len(tasks) == 1 else 'tasks are'}"
     return (
-        f"{number} judged in the agent's own sandbox ({names}), where cheating by {kinds} is not stopped "
+        f"{number} verified in the agent's own sandbox ({names}), where cheating by {kinds} is not stopped "
         "(docs/security.md says what these are)"
     )

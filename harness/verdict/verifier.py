@@ -2,7 +2,7 @@
 
 Exit code 0 is reward 1, exit code 1 is reward 0. A number that the verifier wrote to $REWARD_FILE overrides exit code
 0. Harbor's verifiers write /logs/verifier/reward.json or reward.txt instead. Anything else (another exit code, a limit,
-no number, one outside of the task's range) is no verdict: the reward is missing, never 0. Cases are judged by cases.py.
+no number, one outside of the task's range) is no verdict: the reward is missing, never 0. Cases are in cases.py.
 """
 
 import secrets
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.failure import AttemptFailed
 from harness.tasks import Task, Verifier
-from harness.verdict.cases import judge_cases
+from harness.verdict.cases import verify_cases
 from harness.verdict.rewards import MAX_BYTES, NoReward, Verdict, from_json, from_text, within
 from sandboxes.base import Limits, Result, Sandbox, User
 
@@ -26,7 +26,7 @@ async def verify(sandbox: Sandbox, task: Task) -> Verdict:
     """
     await _copy_in(sandbox, task.verifier)
     if task.verifier.cases:
-        return await judge_cases(sandbox, task)
+        return await verify_cases(sandbox, task)
     name = f"reward-{secrets.token_hex(8)}"  # random, so that the agent cannot have put a file there
     env = task.verifier_env() | {"REWARD_FILE": f"{sandbox.home}/{name}"}
     result = await sandbox.run(

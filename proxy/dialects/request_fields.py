@@ -18,7 +18,7 @@ _UNDERSCORE = re.compile(r"_([a-z0-9])")
 
 @dataclass(frozen=True)
 class _Shape:
-    """The fields of an object that are read, and of those that hold objects their shapes."""
+    """The fields of an object that are read, and the shape of each of them that holds an object."""
 
     fields: frozenset[str]
     inner: dict[str, "_Shape"] = field(default_factory=dict)

@@ -30,7 +30,7 @@ def cuda_home(environment: Mapping[str, str], linked: Path = LINKED) -> Path | N
 
 
 def link_toolkit(wheels: Path, linked: Path) -> None:
-    """Lay out a toolkit of links to the wheels' files, anew."""
+    """Lay out a toolkit of links to the wheels' files, in place of an earlier one."""
     shutil.rmtree(linked, ignore_errors=True)
     libraries, stubs = linked / "lib64", linked / "lib64" / "stubs"
     stubs.mkdir(parents=True)

@@ -53,9 +53,9 @@ class Places:
     """How many connections of each kind there may be."""
 
     attempts: int
-    """Of all attempts together. As many more may lead to engines."""
+    """Connections of all attempts together. As many more may lead to engines."""
     silent: int
-    """Of nobody."""
+    """Connections that have not shown a valid key."""
     administrator: int
 
     @classmethod

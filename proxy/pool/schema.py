@@ -156,7 +156,7 @@ rollouts = Table(
     Column("set_aside", FreeText),  # set: that function drops it, or failed on it; the function's name, and how
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),  # name -> number, where the reward has parts
-    Column("replaced", JSON(none_as_null=True)),  # outcomes of before, each with what replaced it (scoring.py)
+    Column("replaced", JSON(none_as_null=True)),  # earlier outcomes, each with what replaced it (scoring.py)
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
     Column("detail", FreeText),  # what is particular about the failure
     Column("finished_at", Float),  # when it had its outcome; null: it runs

@@ -61,7 +61,8 @@ class OngoingAnswer:
         self.recorder.restart()
 
     async def sent_to(self, writer: AnswerWriter) -> Reply:
-        """Send all pieces to this client, those of before first; return the reply once its row is committed."""
+        """Send this client all pieces, first those that were sampled before it came. Return the reply once its row is
+        committed."""
         self._writer = writer
         if self._pieces:
             await writer.send(list(self._pieces))
@@ -104,7 +105,8 @@ class OngoingAnswers:
         self._limits = limits
         self._all: set[OngoingAnswer] = set()
         self._without_client: dict[int, dict[OngoingAnswer, asyncio.Future[None]]] = {}
-        """By attempt, in the order in which their clients left; with what ends their waiting for another one."""
+        """Per attempt, the answers whose client has left, oldest first, each with the future that the next client
+        resolves."""
         self._lingering: dict[asyncio.Task[None], int] = {}
         """What waits for the end of an answer without a client; with the attempt."""
 

@@ -27,7 +27,7 @@ from proxy.recording.sessions import Session
 from proxy.recording.turn import Turn
 
 TOKENS_PER_SAMPLED = 64
-"""Tokens of a path whose row costs as much work as one sampled token, by which the way to a thread is judged."""
+"""Tokens of a path whose row costs as much work as one sampled token, by which the way to a thread is weighed."""
 TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
 """How SGLang 0.5.23 says that a prompt is too long for it, its KV cache included."""
 

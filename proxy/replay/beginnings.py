@@ -36,7 +36,7 @@ class Beginnings:
         self._template = template
         self._work = work
         self._known: WeakKeyDictionary[PromptBuilder, Beginning] = WeakKeyDictionary()
-        """By what a session keeps: a beginning is forgotten with its session, and made again from the pool."""
+        """Keyed by the session's prompt builder: a beginning is dropped with its session, and rebuilt from the pool."""
 
     async def play(self, answer: OngoingAnswer) -> bool:
         """Play the recorded answer to a call; False where it is to be sampled. CallError 403 where the attempt has left

@@ -85,7 +85,7 @@ REWORDED = (
     Conversation("main", ("shell, shell",), after="shell"),
     Conversation("main", (scripts.FINAL,), after="shell, shell"),
 )
-"""smolagents words its turns anew, so each of its calls begins with other tokens."""
+"""smolagents words its turns again, so each of its calls begins with other tokens."""
 LIVE = [
     case("mini-swe-agent", scripts.CHECKED, checked("bash", last="bash")),
     *(case(name, scripts.CHECKED, TITLE, checked("bash")) for name in OPENCODES),

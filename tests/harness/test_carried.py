@@ -308,10 +308,10 @@ def test_a_run_warns_of_the_tasks_that_are_judged_where_the_agent_worked() -> No
 
     fresh, kept = task("fresh"), [task(f"kept-{number}", daemons=True) for number in range(7)]
     assert shared_warning([fresh], "docker") == shared_warning([fresh], "bubblewrap") == ""
-    assert shared_warning([fresh], "process").startswith("1 of 1 task is judged in the agent's own sandbox (fresh)")
+    assert shared_warning([fresh], "process").startswith("1 of 1 task is verified in the agent's own sandbox (fresh)")
     warning = shared_warning([fresh, *kept], "docker")
     assert (
-        warning.startswith("7 of 8 tasks are judged")
+        warning.startswith("7 of 8 tasks are verified")
         and "kept-4, 2 more)" in warning
         and "cheating by neighbours" in warning
     )

@@ -1,4 +1,4 @@
-"""Labels in the pool: written when an attempt closes, worked out before, absent from rows of before."""
+"""Labels in the pool: written when an attempt closes, worked out before that, absent from earlier rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -409,8 +409,8 @@ async def test_another_proxy_and_a_later_one_show_the_same(serve: Serve) -> None
     assert second.follows == first.id and stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["one proxy", "a new proxy for each request"])
-async def test_a_stored_response_has_the_agents_words(anew: bool, serve: Serve) -> None:
+@pytest.mark.parametrize("restarted", [False, True], ids=["one proxy", "a new proxy for each request"])
+async def test_a_stored_response_has_the_agents_words(restarted: bool, serve: Serve) -> None:
     """A new proxy has not seen the tools: it knows their names from what was stored of the request."""
     stand = await serve(obey)
     key = varied_key(stand)
@@ -419,10 +419,10 @@ async def test_a_stored_response_has_the_agents_words(anew: bool, serve: Serve) 
     answer = await stand.ask(PATH["responses"], asked, **agent)
     name, arguments, (*_, result) = called("responses", answer)
     assert (name, arguments) == ("bash", {"command": "ls"})
-    reader = await serve(obey) if anew else stand
+    reader = await serve(obey) if restarted else stand
     async with reader.http.get(f"{reader.url}/v1/responses/{answer['id']}", headers=agent) as again:
         assert (await again.json())["output"] == answer["output"]
-    asker = await serve(obey) if anew else stand
+    asker = await serve(obey) if restarted else stand
     more = asked | {"input": [result], "previous_response_id": answer["id"]}
     assert (await asker.ask(PATH["responses"], more, **agent))["status"] == 200
     assert stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)

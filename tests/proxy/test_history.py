@@ -37,8 +37,8 @@ def test_reading_again_changes_nothing(requests: list[tuple[int, list[dict[str, 
     kept, before = HistoryReader(), list[dict[str, Any]]()
     for repeated, further in requests:
         messages = msgspec.json.decode(msgspec.json.encode(before[:repeated] + further))
-        read, anew = kept.read(messages), HistoryReader().read(messages)
-        assert (read.turns, read.history) == (anew.turns, anew.history)
+        read, afresh = kept.read(messages), HistoryReader().read(messages)
+        assert (read.turns, read.history) == (afresh.turns, afresh.history)
         assert repr(read.messages) == repr(tuple(messages))
         before = messages
 

@@ -143,7 +143,7 @@ async def test_a_varied_attempt_is_shown_as_it_was_recorded(serve: Serve, tiny_m
     assert [item.path_crc for item in again[2]] == [item.path_crc for item in recorded]
 
 
-async def test_answers_to_one_prompt_come_in_order_and_anew_for_each_key(serve: Serve, replay: Replay) -> None:
+async def test_answers_to_one_prompt_come_in_order_for_each_key(serve: Serve, replay: Replay) -> None:
     answers = iter(["one", "two", "three"])
     stand = await serve(lambda prompt, ids: next(answers))
     for _ in range(3):

@@ -275,7 +275,7 @@ async def test_all_answers_have_arrived_that_a_client_got_before_it_left(stand: 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("limits", [RequestLimits(linger_seconds=0)])
-async def test_a_call_that_was_aborted_is_sampled_anew(start: Start) -> None:
+async def test_a_call_that_was_aborted_is_sampled_again(start: Start) -> None:
     stand = await start()
     assert stand.engine is not None
     stand.engine.script = lambda prompt, ids: Fault(text="one two three", after=1, hang=True)

@@ -89,7 +89,7 @@ def test_the_directory_of_another_run_stays_as_it_is(lives: Lives, tmp_path: Pat
     )
     (directory / "out" / "run.json").write_bytes(b"")
     assert "run.json is damaged (Input data was truncated); delete it if" in lives.error_of(*launch(directory, 0))
-    (directory / "out" / "run.json").unlink()  # as of before there were any
+    (directory / "out" / "run.json").unlink()  # as in checkpoints written before there were any
     error = lives.error_of(*launch(directory, 0, "run=other"))
     assert "holds step-000000 of another run, as 'other' has published nothing yet; set another output" in error
     assert lives.live(*launch(directory, 0)) == [0], lives.log_end()

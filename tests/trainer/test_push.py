@@ -114,7 +114,7 @@ async def test_an_engine_that_does_not_go_on_names_no_version_that_a_run_knows_a
     assert again is not None and again.failed == {} and (bad.version, bad.paused, bad.dead) == ("v7", False, False)
 
 
-async def test_an_engine_that_was_started_anew_is_brought_there_and_one_that_is_down_is_left(
+async def test_an_engine_that_was_restarted_is_brought_there_and_one_that_is_down_is_left(
     start: Start, weights: Weights
 ) -> None:
     first, second = Double(), Double()
@@ -314,7 +314,7 @@ async def test_a_store_outside_of_the_engine_is_cleared_before_it_goes_on(start:
     assert engine.calls == [*ORDER[:2], "hicache/storage-backend/clear", ORDER[2]]
 
 
-async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_started_anew(
+async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_restarted(
     start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Double()

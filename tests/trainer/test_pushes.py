@@ -94,12 +94,12 @@ def test_a_replica_killed_in_mid_push_leaves_the_other_in_order_and_is_brought_t
     assert list(done.ways) == [kept.url] and list(done.failed) == [lost.url]
     assert generate(kept, [5, 6, 7])["weight_version"] == "v2"
     assert push_again(models[2], options) is None  # it does not answer
-    anew = begin(port=port)
-    anew.wait_healthy()
-    assert checksums(anew) != checksums(kept)
+    restarted = begin(port=port)
+    restarted.wait_healthy()
+    assert checksums(restarted) != checksums(kept)
     again = push_again(models[2], options)
-    assert again is not None and list(again.ways) == [anew.url]
-    assert checksums(anew) == checksums(kept) and generate(anew, [5, 6, 7])["weight_version"] == "v2"
+    assert again is not None and list(again.ways) == [restarted.url]
+    assert checksums(restarted) == checksums(kept) and generate(restarted, [5, 6, 7])["weight_version"] == "v2"
 
 
 def test_an_engine_of_two_tensor_ranks_gets_the_same_weights_by_every_way(

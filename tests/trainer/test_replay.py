@@ -130,14 +130,14 @@ def test_a_sequence_goes_on_only_where_its_experts_do() -> None:
         assert (long.experts[4:7] == choices[5:8]).all()
 
 
-def test_a_prompt_that_was_computed_anew_is_a_sequence_of_its_own() -> None:
+def test_a_prompt_that_was_computed_again_is_a_sequence_of_its_own() -> None:
     """The engine computed the prompt again from its first token, and chose other experts than before."""
-    before, anew = (drawn(np.random.default_rng(seed), 7) for seed in (0, 1))
+    before, after = (drawn(np.random.default_rng(seed), 7) for seed in (0, 1))
     one = replace(completion(1, None, 0, [1, 2, 3], [4, 5]), experts=stored(before[:4]))
-    two = replace(completion(2, 1, 5, [1, 2, 3, 4, 5, 6], [7, 8]), experts=stored(anew))
+    two = replace(completion(2, 1, 5, [1, 2, 3, 4, 5, 6], [7, 8]), experts=stored(after))
     rows = merge([one, two], 1.0, Counter(), why_not_trainable, mixture=MIXTURE)
     assert [row.tokens[row.trained].tolist() for row in rows] == [[4, 5], [7, 8]]
-    for row, kept in zip(rows, (before, anew), strict=True):
+    for row, kept in zip(rows, (before, after), strict=True):
         assert row.experts is not None and (row.experts[:4] == kept[:4]).all()
     assert [row.tokens.tolist() for row in merge([one, two], 1.0, Counter(), why_not_trainable)] == [list(range(1, 9))]
 

@@ -39,9 +39,9 @@ LossKind = Literal[
 KINDS = get_args(LossKind)
 """The losses that trainer/loss/named_losses.py knows."""
 BY_COMPLETION = ("cispo_completion", "gspo", "ipa")
-"""Those whose ratio is that of a whole completion, where `level` does not say otherwise."""
+"""Losses whose ratio is over a whole completion, unless `level` says otherwise."""
 RECOMPUTED = ("decoupled_ppo", "ipa")
-"""Those that compare with recomputed logprobs."""
+"""Losses that compare with recomputed logprobs."""
 Correction = Literal["reject", "mask", "tis", "icepop"]
 
 
@@ -242,8 +242,9 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     address: str = ""
     """This machine's address as engines reach it, for `distributed`. Empty: the address on the route to the engine."""
     quorum: Count = 1
-    """Engines that must have the new weights. While fewer have them because engines are away, the trainer waits; where
-    one that is there refuses them, it stops. Engines without them serve no calls until they have them."""
+    """Engines that must have the new weights. The trainer waits while too few have them because others are away. It
+    stops if too few have them because an engine that can be reached refuses. Others serve no calls until they have
+    them."""
     timeout_seconds: Seconds = 300.0
     """Maximum time for one engine to load the weights, or one bucket of them."""
     colocated: bool = False

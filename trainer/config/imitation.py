@@ -13,6 +13,6 @@ class Imitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     weight: Positive
     """Factor of the source's loss, the mean over its tokens of -log p, beside that of the policy loss, which is 1."""
     rows: Count = 8
-    """Sequences of each step, drawn anew in each. A source with fewer is taken as a whole."""
+    """Sequences of each step, drawn again in each. A source with fewer is taken as a whole."""
     min_reward: float | None = None
     """Imitate only rollouts of at least this reward. Default: all."""

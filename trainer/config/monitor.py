@@ -55,7 +55,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A table [[monitor.rule]]: a bound of a figure, and what is done when steps in a row break it."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
-    """Its name in metrics, messages and reasons (`monitor: NAME`). That of a rule that every run has replaces that one.
+    """Its name in metrics, messages and reasons (`monitor: NAME`). A rule with the name of a built-in rule replaces it.
     """
     figure: str
     """The figure: a metric of a step, or `family/key`: `negative_length_p99`, `events/retry_loop`."""

@@ -44,7 +44,7 @@ class GroupCredit:
 
 
 @dataclass(frozen=True)
-class _JudgedRollout:
+class _RewardedRollout:
     """A rollout with a verdict: its turns, and what each of them earned."""
 
     turns: list[Completion]
@@ -91,16 +91,16 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
     rewards = shuffled(verdicts, group.group_id) if options.credit.shuffle_rewards else verdicts
     if weight is None:
         return GroupCredit([None] * len(verdicts), dropped=FEW)
-    judged = [
-        None if reward is None else _judged_rollout(member, reward, options)
+    members = [
+        None if reward is None else _rewarded_rollout(member, reward, options)
         for member, reward in zip(group.rollouts, rewards, strict=True)
     ]
-    verdicted = [one for one in judged if one is not None]
+    verdicted = [one for one in members if one is not None]
     equal = group_relative(rewards) is None and not differ(one.lasting for one in verdicted)
     earned = any(one.outcome or any(one.lasting) for one in verdicted)
     if equal and not (options.credit.absolute and earned):
         return GroupCredit([None] * len(verdicts), dropped=EQUAL)
-    rollouts = _shaped(judged, options.credit)
+    rollouts = _shaped(members, options.credit)
     advantages = (_by_turn if options.credit.by_turn else _by_outcome)(rollouts, options)
     if advantages is None:
         return GroupCredit([None] * len(verdicts), dropped=EQUAL)
@@ -113,7 +113,7 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
     )
 
 
-def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) -> _JudgedRollout:
+def _rewarded_rollout(member: LeasedRollout, reward: float, options: StepOptions) -> _RewardedRollout:
     """A rollout with its reward, and the process rewards of its turns where they count."""
     credit, turns = options.credit, turns_of(member, options.labels)
     unplaced, rule = 0, credit.process_rule(options.labels)
@@ -122,7 +122,7 @@ def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) 
         own = figures(member.completions, rule.needs_events)
         process, unplaced = turn_rewards(own, member.parts, rule)
         lasting, _ = turn_rewards(own, member.parts, rule.without_length)
-    return _JudgedRollout(
+    return _RewardedRollout(
         turns=turns,
         places=formulas.places([turn.label == "subagent" for turn in turns]),
         process=process,
@@ -142,7 +142,7 @@ def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) 
     )
 
 
-def _shaped(rollouts: Sequence[_JudgedRollout | None], credit: Credit) -> list[_JudgedRollout | None]:
+def _shaped(rollouts: Sequence[_RewardedRollout | None], credit: Credit) -> list[_RewardedRollout | None]:
     """The rollouts with what speed and length add to the outcome of the successful ones."""
     valid = [one for one in rollouts if one is not None]
     speeds = formulas.speeds([one.seconds for one in valid], [one.success for one in valid])
@@ -157,7 +157,7 @@ def _shaped(rollouts: Sequence[_JudgedRollout | None], credit: Credit) -> list[_
     return [None if one is None else next(remaining) for one in rollouts]
 
 
-def _by_outcome(rollouts: Sequence[_JudgedRollout | None], options: StepOptions) -> _Advantages:
+def _by_outcome(rollouts: Sequence[_RewardedRollout | None], options: StepOptions) -> _Advantages:
     """For each turn the rollout's advantage, discounted by the turns after it. None when outcomes are equal."""
     scores = group_relative([None if one is None else one.outcome for one in rollouts], options.loss.advantage)
     if scores is None:
@@ -168,7 +168,7 @@ def _by_outcome(rollouts: Sequence[_JudgedRollout | None], options: StepOptions)
     ]
 
 
-def _by_turn(rollouts: Sequence[_JudgedRollout | None], options: StepOptions) -> _Advantages:
+def _by_turn(rollouts: Sequence[_RewardedRollout | None], options: StepOptions) -> _Advantages:
     """For each turn its return, compared with the other rollouts'. None when only one rollout is valid."""
     returns = [one.returns(options.credit.gamma) for one in rollouts if one is not None]
     compared: list[list[float]] | None = returns

@@ -50,8 +50,8 @@ def mixed(
 ) -> list[list[TrainingRow]]:
     """The minibatches with the rows that the step imitates, divided among them evenly.
 
-    The rows of a source weigh its weight, times the mean over its tokens in the minibatch, whatever the minibatch
-    reinforces. `mixture`: the model that replays recorded experts; for these rows its own routers choose.
+    Each source adds its weight times the mean loss of its tokens in the minibatch, however much is reinforced there.
+    `mixture`: the model that replays recorded experts; for these rows its own routers choose.
     """
     whole = []
     for number, own in enumerate(minibatches):

@@ -1,4 +1,4 @@
-"""The monitor of a run: judges each step by the rules, tells, masks rollouts before a step, and acts after it.
+"""The monitor of a run: checks each step by the rules, tells, masks rollouts before a step, and acts after it.
 
 What it knows of earlier steps is in their published metrics, so a restarted trainer goes on with the same states, and a
 rollback takes them back too. What it did is in the pool (proxy/pool/training/interventions.py) and is done once.
@@ -55,8 +55,8 @@ class Monitor:
     def mask(self, groups: Sequence[LeasedGroup], step: int, trainer: str | None) -> bool:
         """Leave out the rollouts of a leased batch that break a rule which masks and is in its alarm.
 
-        The rules are judged with the batch itself, so none that shows it is trained. Returns whether the groups must be
-        leased again, because what is left out has changed.
+        The rules are checked with the batch itself, so none that shows it is trained. Returns whether the groups must
+        be leased again, because what is left out has changed.
         """
         rules = [watched for watched in self.rules if watched.rule.action == "mask"]
         members = [member for group in groups for member in group.rollouts]
@@ -85,7 +85,7 @@ class Monitor:
         mean = {"reward_mean": fmean(rewards)} if rewards else {}
         return mean | behaviour(groups, {}) | lengths(groups, self._labels)
 
-    def judge(self, metrics: Mapping[str, Any], groups: Sequence[LeasedGroup], step: int) -> dict[str, Any]:
+    def assess(self, metrics: Mapping[str, Any], groups: Sequence[LeasedGroup], step: int) -> dict[str, Any]:
         """Return the metrics that the monitor adds to those of a step: states, alarms, and tasks to drop."""
         states = self._states(self.rules, metrics, step)
         alarmed = [watched for watched in self.rules if states[watched.rule.name].level == "alarm"]

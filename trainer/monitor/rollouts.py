@@ -61,7 +61,7 @@ def behaviour(groups: Sequence[LeasedGroup], first: Mapping[str, float]) -> dict
     }
 
 
-def judged(group: LeasedGroup) -> list[tuple[float, LeasedRollout]]:
+def rewarded(group: LeasedGroup) -> list[tuple[float, LeasedRollout]]:
     """Return the members with a verdict, each with it."""
     return [(verdict, member) for member in group.rollouts if (verdict := member.verdict) is not None]
 
@@ -95,7 +95,7 @@ def lengths(groups: Iterable[LeasedGroup], labels: Sequence[str]) -> dict[str, A
 
 def by_side(group: LeasedGroup) -> list[tuple[str, LeasedRollout]]:
     """Return the members above (`positive`) and below (`negative`) the group's mean reward; the others are neither."""
-    members = judged(group)
+    members = rewarded(group)
     mean = fmean([reward for reward, _ in members]) if members else 0.0
     return [("positive" if reward > mean else "negative", member) for reward, member in members if reward != mean]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.data.row import TrainingRow
-from trainer.monitor.rollouts import judged
+from trainer.monitor.rollouts import rewarded
 
 
 def by_agent(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def by_agent(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict
             continue
         counts[group.agent] += 1
         tokens[group.agent] += 0
-        rewards[group.agent] += [reward for reward, _ in judged(group)]
+        rewards[group.agent] += [reward for reward, _ in rewarded(group)]
         for member in group.rollouts:
             own = [item for item in member.completions if not item.replayed]
             if own:

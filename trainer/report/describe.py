@@ -22,7 +22,7 @@ from trainer.credit.scales import deviations
 from trainer.data.assemble import TrainingBatch
 from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
-from trainer.monitor.rollouts import UNKNOWN, behaviour, judged, lengths
+from trainer.monitor.rollouts import UNKNOWN, behaviour, lengths, rewarded
 from trainer.policy import Update
 from trainer.report.by_agent import by_agent, trained_by_completion
 from trainer.report.flops import Workload, flops, merged, separate
@@ -119,7 +119,7 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
     """Summarise the rewards that the verifiers gave, and the groups; members without a verdict have no reward."""
     by_domain: dict[str, list[float]] = defaultdict(list)
     for group in groups:
-        by_domain[str(group.task.get("domain", UNKNOWN))] += [reward for reward, _ in judged(group)]
+        by_domain[str(group.task.get("domain", UNKNOWN))] += [reward for reward, _ in rewarded(group)]
     mean: dict[str, Any] = {"reward_mean": fmean(batch.rewards)} if batch.rewards else {}  # that of none is not 0
     if batch.scales is not None:
         mean["return_deviation"] = deviations(batch.scales)

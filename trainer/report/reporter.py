@@ -95,7 +95,7 @@ class Reporter:
         metrics |= left_out(self.run.pool, self.run.pool_run.id, fates)
         aborted = abort_share(self.run.pool, self.run.pool_run.id)
         metrics |= {} if aborted is None else {"abort_share": aborted}
-        return metrics | self.run.monitor.judge(metrics, facts.groups, facts.step)
+        return metrics | self.run.monitor.assess(metrics, facts.groups, facts.step)
 
     def _keep_tokens(self, facts: StepFacts) -> None:
         output = Path(self.config.output)

@@ -26,8 +26,8 @@ class TokenNotes:
     """What the loss gave each trained token of a row, in order: arrays [trained tokens]."""
 
     logp: np.ndarray
-    """The trainer's logprob before the step's first update, or, where a loss that does not compare with that takes
-    several, before the first one that has the token."""
+    """The trainer's logprob before the step's first update. With several updates and a loss that does not compare with
+    old logprobs: before the first update that has the token."""
     coefficient: np.ndarray
     """-d loss / d logp, in the first update that has the token, before the division by that update's tokens:
     scale * w(r) * A for losses of the form -w A logp, plus the KL term's part where there is one. Positive: the

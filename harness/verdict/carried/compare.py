@@ -158,8 +158,7 @@ def _set_apart(given: Comparison, before: Mapping[str, Entry], now: Mapping[str,
             with (given.staging / path).open("rb") as file:
                 return file.read(CONFIG_BYTES)
 
-        judge = Steering(given.task, given.place.below, before, now, given.modules)
-        apart += judge.judge(beginning)
+        apart += Steering(given.task, given.place.below, before, now, given.modules).paths(beginning)
     return apart
 
 

@@ -55,7 +55,7 @@ def _brought(task: Task) -> set[str]:
 
 
 class Steering:
-    """Judges the files of one agent's working directory, or of a part of it."""
+    """Finds what would steer the verifier in one agent's working directory, or in a part of it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Steering:
         self._installed: Collection[str] | None = None
         self._brought = _brought(task)
 
-    def judge(self, read: Callable[[str], bytes]) -> list[str]:
+    def paths(self, read: Callable[[str], bytes]) -> list[str]:
         """The topmost paths that would steer the verifier, whose state from before the agent counts instead.
 
         `read` gives the beginning of a file of the agent's.

@@ -1,6 +1,6 @@
 """Process rewards: what each turn of a rollout earns besides the verdict, by its verifier and by its events.
 
-The pool's scheduler and the trainer both judge by these functions whether a group of equal verdicts teaches something.
+The pool's scheduler and the trainer both decide by these functions whether a group of equal verdicts teaches something.
 Left out: which turn's tokens get which advantage (trainer/credit).
 """
 

@@ -22,8 +22,8 @@ from proxy.pool.untrained import UntrainedReason, heading
 
 TRAINED = "trained"
 WAITING = ("sampling", "queued", "leased", "reopened")
-"""Places of tokens on the way: of rollouts without an outcome, of groups that no step has, of groups of a step that is
-not published, and of those whose step a rollback has retired and that are not trained again yet."""
+"""Places of tokens on the way. sampling: their rollout has no outcome yet. queued: no step has their group. leased: the
+group's step is not published. reopened: the step was rolled back, and the group is not trained again yet."""
 DECILES = 10
 IMITATED = "of these, imitated"
 REPLAYED = "beside these, replayed"

@@ -111,7 +111,7 @@ SPOILED_FEWEST = 3
 
 
 def alarming(lost: Sequence[bool], cap: LostGroupCap = CAP) -> Literal["", "alarm", "stop"]:
-    """Judge the finished groups of a domain (oldest first; True: lost): "" (go on), "alarm" or "stop"."""
+    """Assess the finished groups of a domain (oldest first; True: lost): "" (go on), "alarm" or "stop"."""
     newest = lost[-cap.window :]
     share = sum(newest) / max(len(newest), cap.fewest)
     if share > cap.stop:

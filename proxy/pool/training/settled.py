@@ -92,7 +92,8 @@ def of_steps(connection: Connection, run_id: int) -> StepSums:
 
 
 def _steps(connection: Connection, run_id: int) -> Iterator[StepSums]:
-    """Yield the sums of the steps that count. Those of before the sums have them in their metrics, without rollouts."""
+    """Yield the sums of the steps that count. Steps that were published before sums were stored have them in their
+    metrics, without counts of rollouts."""
     counts = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
     rows = select(train_steps.c.fates, train_steps.c.metrics).join_from(train_steps, policy_versions).where(counts)
     for fates, metrics in connection.execute(rows):

@@ -141,7 +141,7 @@ def current_names(pool: Pool, run_id: int, names: Collection[str]) -> tuple[str,
 
 
 def successor(pool: Pool, name: str) -> Version | None:
-    """Return the version that an engine should serve which served this one: the latest of the same run."""
+    """Return the newest version of the run that this version belongs to: an engine that served this one needs it."""
     of_run = select(policy_versions.c.run_id).where(policy_versions.c.id == int(name.removeprefix("v")))
     with pool.read() as connection:
         run_id = connection.execute(of_run).scalar()

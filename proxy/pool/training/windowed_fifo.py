@@ -147,17 +147,17 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
         leased = _load(connection, run_id, mine)
         if leased or not _anything_to_do(connection, run_id, rule):
             return Lease(step, leased) if leased else None
-        # Judging may load completions and take long, so it reads before the write transaction, which stays short: the
+        # Assessing may load completions and take long, so it reads before the write transaction, which stays short: the
         # proxies' commits wait for that one.
-        judged = _judge(connection, run_id, rule)
+        assessed = _assess(connection, run_id, rule)
     with pool.write() as connection:
         lock_run(connection, run_id)
         _demand_unpublished(connection, run_id, step, trainer)
         # Another trainer may have leased the step since the read above.
         if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):
-            keep_missing(connection, judged.uncounted)
-            unequal.keep(connection, judged.figures)
-            _take(connection, run_id, judged, rule, step)
+            keep_missing(connection, assessed.uncounted)
+            unequal.keep(connection, assessed.figures)
+            _take(connection, run_id, assessed, rule, step)
     with pool.read() as connection:
         leased = _load(connection, run_id, mine)
     return Lease(step, leased) if leased else None
@@ -206,7 +206,7 @@ def _anything_to_do(connection: Connection, run_id: int, rule: LeaseRule) -> boo
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Assessed:
     """What is known of the finished groups."""
 
     whys: dict[int, Untrained | None]
@@ -219,8 +219,8 @@ class _Judged:
     """Group -> its rollouts that are left out because weights sampled them which a rollback has retired."""
 
 
-def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
-    """Judge each finished group.
+def _assess(connection: Connection, run_id: int, rule: LeaseRule) -> _Assessed:
+    """Assess each finished group: whether it can be trained, and if not, why.
 
     Reads the figures on the rollouts' rows, and completions only of those without, and of groups of equal rewards whose
     process rewards are asked for the first time.
@@ -256,13 +256,13 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
     for group_id in set(equal) - different:
         detail = f"all are {min(valid[group_id].values()):g}"
         whys[group_id] = Untrained(UntrainedReason.EQUAL_REWARDS, detail)
-    return _Judged(whys, uncounted, figures, retired)
+    return _Assessed(whys, uncounted, figures, retired)
 
 
 def _unusable(lags: list[int], rolled_back: int, size: int, now: int, rule: LeaseRule) -> Untrained | None:
     """Why a group cannot be trained; None: it can. `lags`: the staleness of its valid rollouts.
 
-    `rolled_back`: the number of those that weights have sampled which a rollback has retired.
+    `rolled_back`: the number of rollouts that were sampled by weights which a rollback has since retired.
     """
     if not enough_valid(len(lags), size) and enough_valid(len(lags) + rolled_back, size):
         return Untrained(UntrainedReason.ROLLED_BACK, f"{rolled_back} of {size} rollouts")
@@ -274,14 +274,14 @@ def _unusable(lags: list[int], rolled_back: int, size: int, now: int, rule: Leas
     return None
 
 
-def _take(connection: Connection, run_id: int, judged: _Judged, rule: LeaseRule, step: int) -> None:
-    equal = {id: why for id, why in judged.whys.items() if why and why.reason == UntrainedReason.EQUAL_REWARDS}
-    for group_id, why in judged.whys.items():
+def _take(connection: Connection, run_id: int, assessed: _Assessed, rule: LeaseRule, step: int) -> None:
+    equal = {id: why for id, why in assessed.whys.items() if why and why.reason == UntrainedReason.EQUAL_REWARDS}
+    for group_id, why in assessed.whys.items():
         if why is not None and group_id not in equal:
             _drop(connection, group_id, why)
     rows = _queue(connection, run_id)
-    # A group that finished after the judging counts as running until the next lease.
-    states = {row.id: EQUAL if row.id in equal else row.state if row.id in judged.whys else "RUNNING" for row in rows}
+    # A group that finished after they were assessed counts as running until the next lease.
+    states = {row.id: EQUAL if row.id in equal else row.state if row.id in assessed.whys else "RUNNING" for row in rows}
     taken, skipped = pick([(row.position, states[row.id]) for row in rows], rule)
     for row in rows:
         if row.position in skipped:
@@ -289,7 +289,7 @@ def _take(connection: Connection, run_id: int, judged: _Judged, rule: LeaseRule,
     # By id: by position, SQLite would read all groups of the run that are DONE, those held out too.
     chosen = [row.id for row in rows if row.position in taken]
     move(connection, groups.c.id.in_(chosen), "DONE", "LEASED", step=step)
-    retired = [id for group_id in chosen for id in judged.retired[group_id]]
+    retired = [id for group_id in chosen for id in assessed.retired[group_id]]
     leave_out(connection, dict.fromkeys(retired, Untrained(UntrainedReason.ROLLED_BACK)))
 
 

@@ -67,10 +67,10 @@ class TurnMatcher:
         self._template = template
         self._render = render
         self._by_turn: dict[Any, list[CompletionNode]] = {}
-        """By what they follow, without tools' results, and what they say, without reasoning: agents leave these out
+        """Completions by their history (without tool results) and reply (without reasoning), as agents leave both out
         later. Lists only grow."""
         self._by_history: dict[int, list[CompletionNode]] = {}
-        """By what they follow. Lists only grow."""
+        """Completions by their history (without tool results). Lists only grow."""
 
     def add(self, node: CompletionNode) -> None:
         """Add a served completion; those without messages are not matched here."""

@@ -66,7 +66,7 @@ CASES = {
     "openai_agents": Expected(4, 2, 4),
     "pydantic_ai": Expected(4, 2, 4),
     "pydantic_ai_google": Expected(4, 2, 4),  # it sends User-Agent twice
-    "smolagents": Expected(3, 3, 3, record=False, conversations=1),  # it words its turns anew
+    "smolagents": Expected(3, 3, 3, record=False, conversations=1),  # it words its turns again
     "smolagents_code": Expected(3, 3, 3, record=False, conversations=1),  # it puts the stop string back
 }
 
@@ -185,8 +185,8 @@ HEAD = """## SDKs and frameworks
 
 Written by `make agents-table`, too (`tests/proxy/sdks/test_frameworks.py`): a task of two tool calls, and where the
 framework has it an answer of a prescribed form. In a chain, each call begins with the exact tokens, prompt and reply,
-of the one before. smolagents words its turns anew or puts the stop string back, CrewAI drops the text beside calls, and
-Mastra a text that it has said before: their conversations go on, and such a call begins a chain. DSPy writes a new
+of the one before. smolagents words its turns again or puts the stop string back, CrewAI drops the text beside calls,
+and Mastra a text that it has said before: their conversations go on, and such a call begins a chain. DSPy writes a new
 prompt for each step.
 
 | framework | calls | conversations | chains | can train |
