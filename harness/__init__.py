@@ -1,1 +1,1 @@
-"""Runs agents at tasks: rollouts, their sandboxes and verdicts. Models are reached through the proxy only."""
+"""Runs agents at tasks: rollouts, their sandboxes and verdicts. No models, which are reached through the proxy only."""

@@ -89,11 +89,37 @@ def test_siblings_import_one_another_in_one_direction() -> None:
     assert loops == []
 
 
+LIVES_ELSEWHERE = re.compile(
+    r"\b(no|none|not|nothing|never|elsewhere|above|below|beside)\b|\b(in|by)\s+[a-z]+/[a-z]", re.IGNORECASE
+)
+"""How a room's sentence names what does not live there: a word that says no, or the place where it lives."""
+
+
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_room_says_what_lives_in_it(package: str) -> None:
-    rooms = [path for path in sources(package) if path.name == "__init__.py"]
+def test_every_room_says_what_lives_in_it_and_what_does_not(package: str) -> None:
+    rooms = {path.parent for path in sources(package) if not {"versions", "path"} & set(path.parts)}
     assert rooms
-    assert [str(room.relative_to(ROOT)) for room in rooms if not ast.get_docstring(ast.parse(room.read_text()))] == []
+    texts = {room: (room / "__init__.py").read_text() if (room / "__init__.py").exists() else "" for room in rooms}
+    silent = (room for room in rooms if not LIVES_ELSEWHERE.search(ast.get_docstring(ast.parse(texts[room])) or ""))
+    assert sorted(str(room.relative_to(ROOT)) for room in silent) == []
+
+
+def test_the_readme_names_every_room_of_the_second_level() -> None:
+    text = (ROOT / "README.md").read_text()
+    [tree] = re.findall(r"^## Where things are\n+```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    named, package = set(), ""
+    for line in tree.splitlines():
+        package = line.split("/")[0] if not line.startswith(" ") else package
+        named |= {(package, room) for room in re.findall(r"(?<=[ ])(\w+)/", line)}
+    rooms = {(package, room.parent.name) for package in PACKAGES for room in (ROOT / package).glob("*/__init__.py")}
+    assert rooms - named == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_a_page_has_more_than_120_characters(page: str) -> None:
+    """But rows of tables, and tasks as lines of JSON, which a file must have on one line."""
+    lines = enumerate((ROOT / page).read_text().splitlines(), start=1)
+    assert [n for n, line in lines if len(line) > 120 and not re.match(r"\||\{.*\}$", line)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

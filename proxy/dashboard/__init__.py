@@ -1,1 +1,3 @@
-"""`proxy dashboard`: pages that show a pool in the browser. Read-only, a process of its own, on loopback."""
+"""`proxy dashboard`: pages that show a pool in the browser. Read-only, a process of its own, on loopback. Its queries
+are in proxy/pool/browse.
+"""

@@ -1,1 +1,1 @@
-"""Sandboxes without Docker: processes, bubblewrap, their files and leftovers."""
+"""Sandboxes without Docker: processes, bubblewrap, their files and leftovers. No images, no services."""

@@ -1,1 +1,1 @@
-"""How a sandbox without a network reaches the proxy: forwarder and relay."""
+"""How a sandbox without a network reaches the proxy: forwarder and relay. Docker's networks are in sandboxes/docker."""

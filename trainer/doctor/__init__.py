@@ -1,1 +1,3 @@
-"""`trainer doctor`: what this machine has to train on, and whether a training file can run here."""
+"""`trainer doctor`: what this machine has to train on, and whether a training file can run here. Nothing is changed or
+started.
+"""

@@ -1,1 +1,3 @@
-"""The bundles that sandboxes mount: an agent with all that it needs, and the Python and Node.js that they share."""
+"""The bundles that sandboxes mount: an agent with all that it needs, and the Python and Node.js that they share. No
+sandboxes.
+"""

@@ -1,1 +1,1 @@
-"""Detectors of reward hacking. Each is a pure function from a scene to its findings."""
+"""Detectors of reward hacking. Each is a pure function from a scene to its findings; none asks a model."""

@@ -1,1 +1,3 @@
-"""Behaviour: what an attempt's completions did, as events with evidence. Pure functions over recorded completions."""
+"""Behaviour: what an attempt's completions did, as events with evidence. Pure functions over recorded completions, no
+queries.
+"""

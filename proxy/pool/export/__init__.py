@@ -1,1 +1,1 @@
-"""Files of recorded rollouts for other programs (docs/pool.md). What is read is proxy/pool/read's matter."""
+"""Files of recorded rollouts for other programs (docs/pool.md). What they hold is read by proxy/pool/read."""

@@ -1,1 +1,3 @@
-"""Search: an index of replies, results and outcomes beside a pool, which the dashboard builds."""
+"""Search: an index of replies, results and outcomes beside a pool, which the dashboard builds. Nothing is written to
+the pool.
+"""

@@ -1,1 +1,3 @@
-"""Between prompts and messages, by the model's chat template: reads recorded prompts, renders demonstrations."""
+"""Between prompts and messages, by the model's chat template: reads recorded prompts, renders demonstrations. No live
+calls.
+"""

@@ -1,1 +1,3 @@
-"""What keeps containers apart from their host beyond the profiles: the filter of system calls, routes, runtimes."""
+"""What keeps containers apart from their host: the filter of system calls, routes, runtimes. The profiles are in
+sandboxes/docker/profiles.py.
+"""
