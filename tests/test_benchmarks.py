@@ -156,6 +156,13 @@ def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon:
     )
 
 
+def test_the_benchmark_of_spare_containers_ends_with_one_json_object(docker_daemon: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.warm", "--starts", "2"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
+    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert figures["starts"] == 2 and figures["warm_gain"] == figures["start_ms"] / figures["warm_start_ms"] > 0
+
+
 @pytest.mark.long
 def test_the_benchmark_of_the_harness_ends_with_one_json_object(tmp_path: Path) -> None:
     figures = run("harness", tmp_path)

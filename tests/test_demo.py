@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -24,21 +26,35 @@ KEYS = """eval_before eval_after eval_episodes eval_stderr reward_by_step steps 
 trainable_tokens max_abs_logprob_diff logprob_tokens_compared wall_seconds""".split()
 
 
+def demo(directory: Path, *options: str) -> tuple[str, dict[str, Any]]:
+    """Run `make demo` with these options; return what it printed and its summary."""
+    need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
+    command = [sys.executable, "examples/demo/run.py", str(directory), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    assert set(KEYS) <= summary.keys()
+    return done.stdout, summary
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_shortened_control_trains_on_shuffled_rewards(tmp_path: Path) -> None:
+    _, summary = demo(tmp_path / "demo", "--control", "--steps", "1", "--episodes", "32")
+    assert summary["steps"] == 1 and summary["eval_episodes"] == 32
+    assert tomllib.loads((tmp_path / "demo" / "trainer.toml").read_text())["credit"]["shuffle_rewards"] is True
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_shortened_demo_reaches_its_summary(tmp_path: Path) -> None:
-    need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
-    command = [sys.executable, "examples/demo/run.py", str(tmp_path / "demo"), "--steps", "5", "--episodes", "128"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert set(KEYS) <= summary.keys()
+    output, summary = demo(tmp_path / "demo", "--steps", "5", "--episodes", "128")
     assert summary["steps"] == len(summary["reward_by_step"]) == 5
     assert summary["eval_episodes"] == 128 and summary["eval_missing"] == 0 and 0 < summary["eval_before"] < 1
     assert len(set(summary["reward_by_step"])) > 1
     assert summary["logprob_tokens_compared"] >= 1000 and summary["max_abs_logprob_diff"] <= 1e-4
     assert (tmp_path / "demo" / "reward.png").stat().st_size > 1000
-    assert done.stdout.splitlines()[-1].endswith(f"proxy dashboard {tmp_path / 'demo' / 'pool.db'}")
+    assert output.splitlines()[-1].endswith(f"proxy dashboard {tmp_path / 'demo' / 'pool.db'}")
 
 
 LOOK = "import sys; from pathlib import Path; from rich.console import Console; from examples.demo.look import show\n"

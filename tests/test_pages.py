@@ -4,6 +4,7 @@ The commands and files are read from the pages, so a story fails when page and p
 reader would: free ports, the reader's own files, fewer steps.
 """
 
+import argparse
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
+from tests.test_command_lines import PARSERS
 from trainer.config import KINDS, Config, Loss
 from trainer.config.optimizer import Optimizer
 
@@ -33,9 +35,12 @@ PAGES = (
     "README.md", "CONTRIBUTING.md", "SECURITY.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "site"),
 )  # fmt: skip
-COMMAND = re.compile(
-    r"(?:[A-Z_]+=\S+ )*(?:make|proxy|harness|trainer|sandboxes|python|torchrun|docker|pip|npm|your-agent) "
-)
+OURS = "make|proxy|harness|trainer|sandboxes|python3? -m"
+OTHERS = "python3?|torchrun|apt-get|docker|pip|npm|npx|git|curl|ssh|psql|your-agent"
+COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{OURS}|{OTHERS}) ")
+INLINE = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{OURS}) [^=]")
+BLANK = re.compile(r"\W*[A-Z_]+\W*|\.\.\.|\W+")
+"""An argument that a reader fills in: `NAME`, `FILE...`, `[...]`."""
 
 TESTS = "the test commands themselves"
 LONG = "minutes on a quiet machine: tests/test_benchmarks.py, test_demo.py and test_everything.py run the short forms"
@@ -47,6 +52,16 @@ INSTALLED = "the stories type it with other names: RUNNING"
 GIGABYTES = "fetches gigabytes of CUDA wheels: tests/test_gpu_lock.py resolves them"
 DOCTORS = "tests/proxy/test_doctor.py and tests/trainer/test_doctor.py type it"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py has a daemon of its own"
+SYSTEM = "installs system packages: .ci/run does so, and docker/gpu.Dockerfile for a GPU"
+VENVS = "makes an environment: `make install` does so, with all extras"
+INSTALLS = "the installs that `make test` and `make test-all` begin with"
+RUNTIME = "every install of an agent brings it along, so `make agents` does"
+RECIPES = "examples/everything/run.py types it: tests/test_everything.py runs a short form of that"
+ROLLS_BACK = "needs a run of some steps: tests/trainer/test_rollback.py makes one and types it"
+EIGHT_RANKS = "needs eight ranks: tests/trainer/test_four_ranks.py types it with four"
+MAKES = "the target runs what a test runs: tests/test_site.py, tests/test_gpu_lock.py or tests/harness/test_agents.py"
+SCRUBS = "needs recordings of agents: tests/captures/test_scrub.py makes some and types it"
+VERIFIES = "a task's verifier, not for a terminal: tests/harness/test_verifier.py runs such ones"
 BATCHES = "imports torch for a small file: tests/pool/test_batches.py"
 JUDGED = "tests/harness/test_rescore.py and test_judges.py type it with scripted agents and judges"
 HACKS = "tests/harness/test_integrity.py types it with an agent that weakens tests, and asks a scripted judge"
@@ -59,6 +74,24 @@ SDKS = "tests/harness/test_agents.py runs it, where `make all-agents` has instal
 VARIED = "tests/harness/test_augmented_prompts.py types it with the agents that `make all-agents` installs"
 TRACES = "needs a recorded run: tests/proxy/test_traces.py, test_spans.py and tests/trainer/test_imported.py type it"
 ELSEWHERE = {
+    "apt-get install g++ git libnuma1 make python3-dev python3-venv": SYSTEM,
+    "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e '.[postgres]'": VENVS,
+    "python3 -m pytest -q tests || exit 1": VERIFIES,
+    "make install": INSTALLS,
+    "make test-all": TESTS,
+    "make agents-table": MAKES,
+    "make lock-gpu": MAKES,
+    "make site": MAKES,
+    "harness agents install mini-swe-agent codex": INSTALLS,
+    "harness agents install runtime": RUNTIME,
+    "harness run run.toml": RECIPES,
+    "proxy serve engine.toml": RECIPES,
+    "trainer launch trainer.toml": RECIPES,
+    "trainer launch runs/train.toml --nproc 8": EIGHT_RANKS,
+    "trainer rollback train.toml --to 8": ROLLS_BACK,
+    "trainer rollback train.toml --to 8 --discard": ROLLS_BACK,
+    "python -m benchmarks.warm": LONG,
+    "python -m tests.captures.scrub": SCRUBS,
     "proxy pool export runs/pool.db train --format atif --output traces/atif": TRACES,
     "proxy pool export runs/pool.db train --format chat --output traces/chat.jsonl": TRACES,
     "proxy pool export runs/pool.db train --format hf-traces --output traces/hub": TRACES,
@@ -240,6 +273,34 @@ def commands_of(page: str) -> list[str]:
     return commands
 
 
+def inline_of(page: str) -> set[str]:
+    """The commands of our programs that stand inside of a page's sentences."""
+    prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    spans = (" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose))
+    return {span for span in spans if INLINE.match(span)}
+
+
+def is_mention(command: str) -> bool:
+    """Whether words in a sentence only name a verb or its options: what a reader would type has arguments besides."""
+    program, *words = command.split()
+    if program not in PARSERS or "..." in words:
+        return program in PARSERS
+    _, words = verb_of(program, words)
+    after_option = [before.startswith("-") for before in ["", *words]]
+    given = (word for word, value in zip(words, after_option, strict=False) if not value and not word.startswith("-"))
+    return all(BLANK.fullmatch(word) for word in given)
+
+
+def verb_of(program: str, words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser of the verb that these words begin with, and the words behind it."""
+    parser = PARSERS[program]()
+    while inner := [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
+        if not words or words[0] not in inner[0].choices:
+            break
+        parser, words = inner[0].choices[words[0]], words[1:]
+    return parser, words
+
+
 def block_of(page: str, name: str) -> str:
     """The file `name` as the page shows it: in a block of its own, or in a here-document."""
     text = (ROOT / page).read_text()
@@ -253,10 +314,27 @@ def block_of(page: str, name: str) -> str:
 def test_every_command_on_a_page_is_typed_by_a_story_or_has_its_reason() -> None:
     shown = {command for page in PAGES for command in commands_of(page)}
     assert len(shown) > 30
+    shown |= {command for page in PAGES for command in inline_of(page) if not is_mention(command)}
     assert shown - {*SERVING, *RUNNING, *TRAINING, *EXPORTING, *ELSEWHERE} == set(), (
         "type it in a story, or say why not"
     )
     assert {*SERVING, *RUNNING, *TRAINING, *EXPORTING, *ELSEWHERE} - shown == set(), "no page shows this any more"
+
+
+def test_what_a_sentence_names_of_a_program_exists() -> None:
+    """Verbs, options, and those of their values that are choices."""
+    wrong = []
+    for command in {command for page in PAGES for command in inline_of(page) if is_mention(command)}:
+        program, *words = command.split()
+        parser, rest = verb_of(program, words)
+        known = parser._option_string_actions
+        options = [(word, value) for word, value in zip(rest, [*rest, ""][1:], strict=True) if word.startswith("-")]
+        choices = {word: known[word].choices for word, _ in options if word in known}
+        bad = [word for word, value in options if word not in choices]
+        bad += [value for word, value in options if choices.get(word) and not BLANK.fullmatch(value or "...")
+                and value not in (choices[word] or ())]  # fmt: skip
+        wrong += [command] if bad or (rest == words and not options) else []
+    assert wrong == []
 
 
 def test_a_task_on_a_page_is_one_and_fails_an_agent_that_does_nothing(tmp_path: Path) -> None:
