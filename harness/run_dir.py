@@ -17,7 +17,7 @@ from proxy.pool.settings_file import with_absolute_paths
 
 
 class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
-    """In which pool, and under which name, the rows of a run are."""
+    """The pool that holds the rows of a run, and their name there."""
 
     pool: str
     name: str

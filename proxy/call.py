@@ -82,7 +82,7 @@ class Call:
 
     model: str
     messages: tuple[dict[str, Any], ...] = ()
-    """In the chat template's form: content is text, tool-call arguments are parsed where they are JSON objects."""
+    """Form of the chat template: content is text, tool-call arguments are parsed where they are JSON objects."""
     prompt: str | tuple[int, ...] | None = None
     """Text or token ids to continue unchanged, without a chat template and without parsing reasoning."""
     tools: tuple[dict[str, Any], ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from sandboxes.base import SandboxError
 
 PAUSE_SECONDS = 2.0
-"""Between two looks at whether it is there."""
+"""Pause between two looks at whether it is there."""
 LEAST_SECONDS = 1.0
 """Least pause between two looks at how much time is excused."""
 

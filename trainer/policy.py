@@ -49,9 +49,9 @@ class Update:
     """One optimizer step, or those of an epoch added up."""
 
     loss: float
-    """Per trained token, over all ranks."""
+    """Mean loss per trained token, over all ranks."""
     grad_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: float
     sums: LossSums | None
     """The loss's statistics, over all ranks. None when there was nothing to learn from."""
@@ -60,7 +60,7 @@ class Update:
     routing: dict[str, float] = field(default_factory=dict)
     """Metrics of the replay of recorded experts (trainer/megatron/replay.py)."""
     loss_inputs: Sequence[LossInput] = ()
-    """Of this rank's micro-batches, in order. Empty on all pipeline stages but the last, which computes the loss."""
+    """One per micro-batch of this rank, in order. Empty on all pipeline stages but the last, which has the loss."""
     later: "Sequence[Update]" = ()
     """Every update of the step in order, where it took several and this is their sum."""
 
@@ -70,7 +70,7 @@ class Minibatch:
     """What one update learns from."""
 
     micros: Sequence[Sequence[TrainingRow]]
-    """Of this rank."""
+    """Rows of this rank's micro-batches."""
     tokens: int
     """What the loss is divided by: tokens over all ranks that are trained and not imitated, but at least 1."""
     balanced: int = 0

@@ -255,7 +255,7 @@ class RunState:
         return options
 
     def bring_back_engines(self) -> None:
-        """At the end of training, wait for evaluations that hold engines, and push the newest weights to these.
+        """Wait for evaluations that hold engines, and push the newest weights to these: for the end of training.
 
         A push that fails is repeated for ENGINE_PATIENCE seconds; engines that do not answer are left alone.
         """

@@ -23,7 +23,7 @@ class Scaffold:
     agent: Agent
     weight: float = 1
     held_out: bool = False
-    """For evaluation: its rollouts are recorded, and never trained on."""
+    """Whether it is for evaluation: its rollouts are recorded, and never trained on."""
 
 
 def scaffold_of(index: int, seed: int, scaffolds: Sequence[Scaffold]) -> Scaffold:

@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     detector: str
     severity: Severity
     quote: str
-    """At most 200 characters of what the agent wrote or left."""
+    """What the agent wrote or left, at most 200 characters."""
     completion: int | None = None
     """The completion that did it, by id; None: only what was left shows it."""
     ordinal: int | None = None

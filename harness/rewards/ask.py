@@ -18,7 +18,7 @@ from proxy.pool.errors import UserError
 
 TRIES = 3
 PAUSE_SECONDS = 2.0
-"""Before the second try; each further pause is four times as long."""
+"""Pause before the second try; each further pause is four times as long."""
 SECONDS = 300.0
 MAX_TEXT = 300
 

@@ -46,7 +46,7 @@ class JudgeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """mean: of all judges' scores. majority: 1 where more than half of the judges score at least 0.5, 0 where more than
     half score less."""
     disagreement: Annotated[float, msgspec.Meta(gt=0)] = 0.5
-    """With mean, scores that are further apart are no verdict."""
+    """Largest distance of scores that `mean` takes; scores that are further apart are no verdict."""
     weight: Share = 1.0
     """Share of the judges in the reward; the rest is the verifier's. Below 1 a rollout needs both."""
     concurrency: Count = 8

@@ -47,7 +47,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     arguments: str
-    """As the model wrote them, under the agent's names."""
+    """The arguments as the model wrote them, under the agent's names."""
     fault: str = ""
     """How the call misses its tool's schema, or that there is no such tool. Empty: it fits."""
     result: str | None = None

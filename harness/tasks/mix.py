@@ -95,7 +95,7 @@ class TaskMix:
         return self
 
     def _lines(self, seed: int) -> list[Iterator[Task]]:
-        """For each share, its tasks in the order in which they come, without end."""
+        """Return each share's tasks in the order in which they come, without end."""
         if not self.weights():
             return [shuffled(self.tasks, str(seed))]
         return [shuffled(tasks, f"{seed}-{index}") for index, (_, tasks) in enumerate(self._shares())]

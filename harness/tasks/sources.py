@@ -51,7 +51,7 @@ class LoadedTasks:
 
     mix: TaskMix
     refused: list[str] = field(default_factory=list)
-    """For each task that needs something which is not offered here, one sentence."""
+    """One sentence for each task that needs something which is not offered here."""
 
 
 def load_sources(sources: Sequence[str]) -> LoadedTasks:

@@ -45,7 +45,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     """Detail of the failure, or the end of the output of a solution that did not exit with 0."""
     replaced: list[str] = []
-    """In a hollow trial, the programs that were replaced."""
+    """The programs that a hollow trial replaced."""
     seconds: float
 
 

@@ -20,7 +20,7 @@ SECONDS = 300.0
 PAUSE_SECONDS = 2.0
 MAX_FILE = 20_000
 MAX_TESTS = 60_000
-"""At most so many characters of one test file, and of all of them, are shown to the judge."""
+"""Characters of one test file, and of all of them, that are shown to the judge at most."""
 SYSTEM = """You review tasks on which an AI agent is trained. An agent gets the instruction; afterwards the tests \
 decide its reward. Find out whether the tests are weak: whether work that does not do what the instruction asks, or \
 does only a part of it, could pass them. Hard-coded outputs, empty files with the right name, and checks of words \

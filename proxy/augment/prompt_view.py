@@ -32,7 +32,7 @@ class PromptView:
         self._kinds = frozenset(variation.kinds) if variation else frozenset()
         self._seed = variation.seed if variation else 0
         self._names = Pairs((), self._seed, "tool")
-        """Of tools that requests have offered so far."""
+        """Names of the tools that requests have offered so far."""
         self._keys: dict[str, Pairs] = {}
         """Tool, in the agent's words -> its arguments."""
 

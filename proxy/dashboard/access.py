@@ -21,7 +21,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Of every answer. Trusted types refuse whatever would read a text as HTML, so that none can become a script."""
+"""Headers of every answer. Trusted types refuse what would read a text as HTML, so that none can become a script."""
 REFUSED = "open the address that `proxy dashboard` printed, with its token\n"
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 

@@ -14,9 +14,9 @@ from proxy.pool.search.index import open_writer
 
 log = logging.getLogger(__name__)
 PAUSE_SECONDS = 3.0
-"""Between two looks for what is new, once all is in the index."""
+"""Pause between two looks for what is new, once all is in the index."""
 BREATH_SECONDS = 0.01
-"""Between two pieces, so that pages are served meanwhile."""
+"""Pause between two pieces, so that pages are served meanwhile."""
 
 
 class Indexer:

@@ -57,7 +57,7 @@ class _ToolCall(msgspec.Struct):
     id: str | None = None
     type: str | None = None
     index: int | None = None
-    """Of a streamed call; clients that send it back send the calls in this order."""
+    """Place of a streamed call; clients that send it back send the calls in this order."""
 
 
 class _Message(msgspec.Struct):

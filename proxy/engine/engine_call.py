@@ -129,7 +129,7 @@ class CallExperts:
     start: int
     """The first position of the prompt whose experts are not recorded yet."""
     received: bytes | None = None
-    """As the engine sends them with its last event: int32 [positions, layers, top_k]."""
+    """What the engine sends with its last event: int32 [positions, layers, top_k]."""
     recorded: RoutedExperts | None = None
     """The same for the row, with those of the answer's earlier engine calls; None until `read`."""
     earlier: RoutedExperts | None = None
@@ -169,7 +169,7 @@ class Sampling:
     given: tuple[GivenSpan, ...] = ()
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     top: list[list[tuple[float, int]]] = field(default_factory=list)
-    """For each token the likeliest ones of its place, as (logprob, id); empty where the client wants none."""
+    """The likeliest tokens at each token's place, as (logprob, id); empty where the client wants none."""
     versions: tuple[VersionSpan, ...] = ()
     finish: str = ""
     """stop | length | repetition | abort; empty until the engine has said why it stopped."""
@@ -186,7 +186,7 @@ class Sampling:
     start: int = 0
     """Where in `ids` the tokens of the last engine call begin."""
     queued_seconds: float | None = None
-    """For how long the call has waited for a place at the proxy and for an engine that is up; None: it has not asked
+    """How long the call has waited for a place at the proxy and for an engine that is up; None: it has not asked
     for one."""
     _first_version: str = ""
     """The weights that the engine named with the first of these tokens."""

@@ -89,7 +89,7 @@ class ClientConnections:
         self._watched: dict[ClientConnection, _Watched] = {}
         self._owner: dict[ClientConnection, int] = {}
         self._of: dict[int, OrderedDict[ClientConnection, None]] = {}
-        """By owner, the one that was used last at the end."""
+        """Connections per owner, the one that was used last at the end."""
         self._nobodys: OrderedDict[ClientConnection, None] = OrderedDict()
         self.cut: Counter[str] = Counter()
         """Connections that this proxy closed, by reason."""

@@ -28,7 +28,7 @@ class ProxyMetrics(Collector):
     answered: Counter[str] = field(default_factory=Counter)
     """Calls whose client got the whole answer, by dialect."""
     failures: Counter[str] = field(default_factory=Counter)
-    """By the error code that the client was sent."""
+    """Counts by the error code that the client was sent."""
     continued: Counter[str] = field(default_factory=Counter)
     """How calls continue what was recorded, by the names of proxy/prompt/splice.py."""
     unfit: Counter[str] = field(default_factory=Counter)

@@ -217,7 +217,7 @@ def _headers(call: Call) -> dict[str, str]:
 
 
 def _wait_until_flushed(request: web.Request) -> None:
-    """From now on, let each write return only when the kernel has all of its bytes."""
+    """Let each later write return only when the kernel has all of its bytes."""
     if request.transport is None:
         raise ConnectionResetError("the client went away")
     request.transport.set_write_buffer_limits(high=0)

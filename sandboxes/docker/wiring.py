@@ -14,7 +14,7 @@ class Supply:
     main: Sequence[str] = ()
     """The main process, instead of one that sleeps. Runs as the profile's root; the sandbox ends with it."""
     mounts: Sequence[Mapping[str, Any]] = ()
-    """In the format of the daemon's API: Type, Source, Target, ReadOnly."""
+    """Mounts in the format of the daemon's API: Type, Source, Target, ReadOnly."""
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = ""
     """Network of the daemon to join. Empty: none. Ignored where the spec has the full network."""

@@ -29,7 +29,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     trained. windowed: finished groups may overtake slow ones within `window`. strict: groups are trained in the order
     in which they were opened. greedy: in the order in which they finish; stale ones are dropped."""
     window: NotNegative = 0
-    """For windowed only: the groups, from the oldest waiting one, among which a step takes finished ones. 0: 0.3 times
+    """Only for windowed: the groups, from the oldest waiting one, among which a step takes finished ones. 0: 0.3 times
     the queue limit, rounded up."""
     queue_limit: NotNegative = 0
     """Groups that may be open at once: running, finished, or in a step whose weights are not pushed yet. 0: `groups`

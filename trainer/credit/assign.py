@@ -32,7 +32,7 @@ class GroupCredit:
     """The credit of a group's members."""
 
     members: list[Mapping[int, float] | None]
-    """For each member, the advantage of each completion by its id; None for a member that is left out."""
+    """Advantages of each member's completions, by id; None for a member that is left out."""
     weight: float = 1.0
     """The weight of each member's tokens: the number of members that it stands for."""
     dropped: Untrained | None = None
@@ -158,7 +158,7 @@ def _shaped(rollouts: Sequence[_RewardedRollout | None], credit: Credit) -> list
 
 
 def _by_outcome(rollouts: Sequence[_RewardedRollout | None], options: StepOptions) -> _Advantages:
-    """For each turn the rollout's advantage, discounted by the turns after it. None when outcomes are equal."""
+    """Give each turn the rollout's advantage, discounted by the turns after it. None when outcomes are equal."""
     scores = group_relative([None if one is None else one.outcome for one in rollouts], options.loss.advantage)
     if scores is None:
         return None
@@ -169,7 +169,7 @@ def _by_outcome(rollouts: Sequence[_RewardedRollout | None], options: StepOption
 
 
 def _by_turn(rollouts: Sequence[_RewardedRollout | None], options: StepOptions) -> _Advantages:
-    """For each turn its return, compared with the other rollouts'. None when only one rollout is valid."""
+    """Give each turn its return, compared with the other rollouts'. None when only one rollout is valid."""
     returns = [one.returns(options.credit.gamma) for one in rollouts if one is not None]
     compared: list[list[float]] | None = returns
     if options.credit.baseline != "none":

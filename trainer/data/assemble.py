@@ -39,7 +39,7 @@ class TokenFate:
     """What a step does with the tokens of a completion's answer. Each token counts in one field."""
 
     trained: int = 0
-    """Without the masked ones."""
+    """Trained tokens, without the masked ones."""
     excluded: Counter[Untrained] = field(default_factory=Counter)
     masked: Counter[Untrained] = field(default_factory=Counter)
 
@@ -88,7 +88,7 @@ class TrainingBatch:
     minibatches: list[list[TrainingRow]]
     """The rows of each minibatch, with weights over its own tokens and rollouts. One, unless the loss has several."""
     fates: list[MemberFate]
-    """Of each rollout of the step, with or without rows."""
+    """Fate of each rollout of the step, with or without rows."""
     rewards: list[float]
     """Rewards of the members with a verdict, as the verifier gave them."""
     dropped_groups: int

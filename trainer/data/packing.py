@@ -32,7 +32,7 @@ class TreePart:
     tokens: int
     """Distinct tokens."""
     cost: float
-    """In tokens' linear layers."""
+    """Cost in units of one token's linear layers."""
 
 
 def key_cost(shape: ModelShape) -> float:

@@ -31,7 +31,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     probe: TrainerProbe
     shape: ModelShape | None = None
-    """Of the configuration's model, if it can be trained."""
+    """Shape of the configuration's model, if it can be trained."""
     config_errors: tuple[str, ...] = ()
     """Why the model cannot be trained as configured, or the pool cannot be used."""
 

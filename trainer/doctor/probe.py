@@ -25,7 +25,7 @@ class TrainerProbe(msgspec.Struct, frozen=True, kw_only=True):
     torch: TorchBuild = TorchBuild()
     device: str = ""
     backend: str = ""
-    """Of the collectives."""
+    """Backend of the collectives."""
     attention: str = ""
     layers: str = ""
     optimizer: str = ""

@@ -65,7 +65,7 @@ class LossRule:
     anchor: Literal["rollout", "old"] = "rollout"
     """The denominator of r. `rollout` corrects staleness and the mismatch between engine and trainer at once."""
     correction: Window | None = None
-    """With the anchor `old`: a second weight, of old / rollout, which r does not contain."""
+    """A second weight of old / rollout, which r does not contain, for the anchor `old`."""
     correction_level: Level = "token"
     unified: bool = False
     """M1's mask (equations 6-7): 0 for tokens whose ratio is beyond the bound that their advantage's sign selects."""

@@ -15,7 +15,7 @@ from trainer.config.monitor import FAMILIES, Rule
 TREND_STEPS = 10
 """Steps before that a trend compares with: enough that one odd step hardly moves their mean."""
 FEWEST_STEPS = 3
-"""With fewer steps there is no trend, and no median."""
+"""Steps that a trend or a median needs at least."""
 
 
 def flat(metrics: Mapping[str, Any], oldest: int) -> dict[str, float]:

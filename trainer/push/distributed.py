@@ -22,7 +22,7 @@ from trainer.push.target import PushFailed, PushTarget
 from trainer.push.weights import Bucket, Weights
 
 BACKENDS = {"cuda": "nccl"}
-"""By the engine's device; gloo for others."""
+"""Backend by the engine's device; gloo for others."""
 _ENVIRONMENT = Lock()
 
 

@@ -174,7 +174,7 @@ class StepReport:
     _gradient_shares: dict[str, float]
     _update: Update
     imitated: dict[int, int]
-    """By completion: how many of its tokens the step imitates."""
+    """How many tokens of each completion the step imitates."""
 
     def __init__(self, reporter: Reporter, step: int):
         self._reporter, self.step = reporter, step

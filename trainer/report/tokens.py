@@ -46,9 +46,9 @@ class TrainedSequence:
     """Index into `completions` of the one that sampled each token."""
     advantage: np.ndarray
     logp: np.ndarray | None
-    """As in TokenNotes; None where it is not known."""
+    """The same as in TokenNotes; None where it is not known."""
     coefficient: np.ndarray
-    """As in TokenNotes; the advantage instead where `logp` is None."""
+    """The same as in TokenNotes; the advantage instead where `logp` is None."""
 
 
 def path(output: Path, step: int) -> Path:

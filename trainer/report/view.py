@@ -40,7 +40,7 @@ class TokenView:
     version: str | None = None
     """The weights that sampled it. None: it is part of a prompt."""
     coefficient: float | None = None
-    """As in trainer/report/tokens.py. None: the token was not trained."""
+    """The same as in trainer/report/tokens.py. None: the token was not trained."""
     advantage: float | None = None
     logp: float | None = None
     rollout_logp: float | None = None

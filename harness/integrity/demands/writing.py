@@ -22,7 +22,7 @@ class HandWritten:
 
     action: Action
     place: int
-    """Of the action among the attempt's."""
+    """Place of the action among the attempt's."""
     path: str
     text: str
 

@@ -24,7 +24,7 @@ class Outage:
         self._calls: Counter[int] = Counter()
         """Calls in progress, by attempt."""
         self._waits: OrderedDict[int, list[list[float]]] = OrderedDict()
-        """By attempt, the spans in which its calls waited, as [begin, end]; the end is infinite while they do."""
+        """Per attempt, the spans in which its calls waited, as [begin, end]; the end is infinite while they do."""
 
     @property
     def ready(self) -> bool:

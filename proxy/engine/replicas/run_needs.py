@@ -27,11 +27,11 @@ class RunFacts:
     newest: str = ""
     """Its newest published version; empty before the first."""
     known: frozenset[str] = frozenset()
-    """Of the versions that were asked about, those that the run has published and not taken back."""
+    """Versions that the run has published and not taken back, among those that were asked about."""
     attended: bool = True
     """Whether a harness works at it."""
     evaluated: str = ""
-    """Of an evaluation, the version that it evaluates; empty for other runs."""
+    """The version that an evaluation evaluates; empty for other runs."""
     engine: str = ""
     """The engine that is held at that version for it; empty: none is."""
 

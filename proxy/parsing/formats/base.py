@@ -28,7 +28,7 @@ class ParsedCall:
     arguments: str
     """A JSON object, serialised."""
     id: str = field(default="", compare=False)
-    """As the model wrote it; empty in formats that carry none."""
+    """The id that the model wrote; empty in formats that carry none."""
     source: str = field(default="", compare=False, repr=False)
     """The text of the call in the turn."""
 

@@ -51,9 +51,9 @@ class ProcessRule:
     labels: Sequence[str]
     """The labels of the completions that are turns; completions without a label are, too."""
     factor: float
-    """On every process reward."""
+    """What every process reward is multiplied by."""
     bound: float
-    """Of the sum of a rollout's process rewards, without their signs."""
+    """Upper bound of the sum of a rollout's process rewards, without their signs."""
     penalties: Mapping[str, float]
     """What each event of `PENALISED` costs."""
     full_context: float = 0.0

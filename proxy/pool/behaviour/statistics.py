@@ -23,7 +23,7 @@ class ToolFigures:
 
     calls: int = 0
     known: int = 0
-    """Of these, the calls whose result is known."""
+    """How many of these calls have a known result."""
     failed: int = 0
     repeated: int = 0
 

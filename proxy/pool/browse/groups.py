@@ -42,7 +42,7 @@ class GroupEntry:
     members: int
     finished: int
     rewards: list[float | None]
-    """Of its members in order; None: it has none (yet)."""
+    """Rewards of its members in order; None: it has none (yet)."""
     created_at: float
     finished_at: float | None
     archive: str | None

@@ -78,7 +78,7 @@ class Machines:
     runs: list[RunEntry]
     proxies: list[ProxyEntry]
     phases: dict[str, list[StepPhases]]
-    """By run."""
+    """Phases per run."""
     hosts: list[SandboxHost]
     traffic: list[RunTraffic]
     traffic_of: int

@@ -24,7 +24,7 @@ NEWEST_GROUPS = 4096
 NEWEST_EVALUATIONS = 256
 """The pool's newest runs for evaluation that are looked at."""
 NEWEST_OTHERS = 8
-"""Of these, how many of those that no training run asked for."""
+"""How many of these are evaluations that no training run asked for."""
 NEWEST_OF_OTHER = 64
 """Finished groups of each of them."""
 HELD_OUT = "held out"
@@ -44,7 +44,7 @@ class RunRewards:
     """Rewards of a run that its steps do not publish."""
 
     evaluations: dict[str, list[RewardPoint]]
-    """By what was evaluated: an agent, the run's own held-out groups, or another run for evaluation; by step."""
+    """Points by step, per agent, the run's own held-out groups, or other run for evaluation."""
     older: bool
     """Whether there are older evaluations, or older finished groups, that were not looked at."""
 

@@ -21,9 +21,9 @@ from proxy.pool.schema import runs
 LOOKED_AT = 200
 """Directories beside the pool that are looked at, the newest ones."""
 WHEREABOUTS_BYTES = 64 << 10
-"""Of a whereabouts.json; one with more is not read."""
+"""Largest whereabouts.json that is read."""
 PORT = 5432
-"""Of a PostgreSQL server whose URL has none."""
+"""Port of a PostgreSQL server whose URL names none."""
 
 
 class _Whereabouts(msgspec.Struct):

@@ -64,7 +64,7 @@ class Observed(msgspec.Struct, frozen=True, array_like=True):
     results: tuple[ToolResult, ...] = ()
     """The results behind the last assistant turn of the request, in order."""
     faults: tuple[str, ...] = ()
-    """For each call of the reply, how it misses its tool's schema, `UNKNOWN_TOOL`, or an empty text. Empty: all fit."""
+    """How each call of the reply misses its tool's schema, `UNKNOWN_TOOL`, or an empty text. Empty: all fit."""
     broken: str = ""
     """The beginning of a call in the reply that could not be parsed and stayed text."""
     scripts: tuple[str, ...] = ()

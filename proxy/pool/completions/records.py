@@ -124,7 +124,7 @@ class NewCompletion:
     started_at: float
     finished_at: float
     queued_seconds: float | None = None
-    """For how many seconds between the two it waited for a place at the proxy and for an engine that is up. None: not
+    """Seconds between the two in which it waited for a place at the proxy and for an engine that is up. None: not
     known, as in rows written before it was recorded, or nothing was sampled."""
     fingerprint: bytes = b""
     """Fingerprint of the request, the same for its repeats. Empty where no repeat is served from this completion."""

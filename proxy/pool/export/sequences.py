@@ -31,7 +31,7 @@ class TokenSequence:
     """Weight versions, of each call in turn."""
     turns: int
     finish_reason: str
-    """Of the last call."""
+    """Finish reason of the last call."""
 
 
 def sequences(rollout: RolloutRecord) -> list[TokenSequence]:

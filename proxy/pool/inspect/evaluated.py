@@ -55,9 +55,9 @@ class EvaluationPoint:
     rollouts: int
     """Those that have an outcome."""
     masked: int
-    """Of these, those that cheated and are masked."""
+    """How many of these cheated and are masked."""
     rewards: int
-    """Of the others, those with a reward."""
+    """How many of the others have a reward."""
     reward: float | None
     """Mean of the rewards. None: there are none."""
     versions: dict[str, int]

@@ -36,7 +36,7 @@ class RunStatus:
     """The status of a run at one moment."""
 
     agents: dict[str, AgentProgress]
-    """By name; "-" where the run has only one."""
+    """Progress per agent's name; "-" where the run has only one."""
     open_attempts: int
     owner: PoolProcess | None
     """The harness that works on it; None: none does, or it is dead."""

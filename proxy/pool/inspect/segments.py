@@ -47,7 +47,7 @@ class Conversation:
 
     @property
     def saved_tokens(self) -> int:
-        """By how much that sum would be longer at least if nothing had been dropped."""
+        """The least by which that sum would be longer if nothing had been dropped."""
         saved = total = 0
         for segment in self.segments:
             saved += segment.shorter

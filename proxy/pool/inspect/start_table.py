@@ -23,7 +23,7 @@ class StartRow:
     """How many of its turns they replayed."""
     rollouts: int
     rewards: int
-    """Of these, those with a reward that counts."""
+    """How many of these have a reward that counts."""
     solved: int
     differed: int
     """Those that left the recorded attempt before."""

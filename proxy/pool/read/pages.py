@@ -36,7 +36,7 @@ class RolloutFilter:
 
     run: str | None = None
     state: str | None = None
-    """Of the group: RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE."""
+    """State of the group: RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE."""
     domain: str | None = None
     first_step: int | None = None
     last_step: int | None = None

@@ -28,7 +28,7 @@ class CompletionRecord:
     prefix_of: int | None
     """The completion whose path the prompt begins with."""
     prefix_length: int
-    """With how many of its tokens."""
+    """How many of that completion's tokens it begins with."""
     message: dict[str, Any]
     """The answer as the agent saw it: role, content, tool_calls, reasoning_content."""
     finish_reason: str
@@ -113,11 +113,11 @@ class RolloutRecord:
     failure: str | None
     """A kind of proxy/pool/rollouts/failures.py."""
     weight: float | None
-    """Of its tokens in the loss, by the user's function (`batch.function`); None: none was asked about it."""
+    """Weight of its tokens in the loss, by the user's function (`batch.function`); None: none was asked about it."""
     hacked: str | None
     """tell | mask | zero: it cheated, and what becomes of it (docs/integrity.md); None: nobody says so."""
     completions: tuple[CompletionRecord, ...]
-    """In the order of their commits."""
+    """Its completions in the order of their commits."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one flat row for each completion. The columns are those of proxy/pool/read/arrow.py."""

@@ -96,7 +96,7 @@ class LostGroupCap:
     window: int = 512
     """Number of newest finished groups of a domain that are counted."""
     alarm: float = 0.2
-    """From this share on, warn."""
+    """The share from which on to warn."""
     stop: float = 0.5
     """Above this share, end the run."""
     fewest: int = 20
@@ -107,7 +107,7 @@ CAP = LostGroupCap()
 SPOILED_WINDOW = 64
 """Newest finished rollouts of a task among which the spoiled ones are counted."""
 SPOILED_FEWEST = 3
-"""From so many on, warn, and again at each doubling: a policy may have learned to avoid verdicts that it would lose."""
+"""The number from which on to warn, and again at each doubling: a policy may have learned to avoid verdicts."""
 
 
 def alarming(lost: Sequence[bool], cap: LostGroupCap = CAP) -> Literal["", "alarm", "stop"]:

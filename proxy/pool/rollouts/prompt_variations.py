@@ -17,7 +17,7 @@ PROMPT_KINDS: tuple[PromptKind, ...] = get_args(PromptKind)
 NAMES: frozenset[PromptKind] = frozenset({"tool_names", "argument_names"})
 """Kinds that an agent cannot have whose own prompts speak of its tools by name."""
 PROBABILITY = 0.5
-"""Of each kind, in each group."""
+"""Probability that a group gets a variation, for each kind."""
 
 
 class PromptVariation(msgspec.Struct, frozen=True):
@@ -25,10 +25,10 @@ class PromptVariation(msgspec.Struct, frozen=True):
 
     kinds: tuple[PromptKind, ...]
     seed: int
-    """Of all choices: which name, which order, which limit."""
+    """The seed of all choices: which name, which order, which limit."""
 
     def lines(self) -> list[str]:
-        """As `attempts.augmentation` lists it."""
+        """Return the lines that `attempts.augmentation` lists."""
         return [f"{kind}={self.seed}" for kind in self.kinds]
 
 

@@ -31,7 +31,7 @@ class Scorable:
     queue_index: int
     member: int
     state: str
-    """Of its group."""
+    """State of its group."""
     agent: str
     task: Mapping[str, Any]
     reward: float | None

@@ -14,7 +14,7 @@ from pathlib import Path
 from proxy.pool.address import parsed
 
 VERSION = 1
-"""Of the tables below. An index of another version is built again."""
+"""Version of the tables below. An index of another version is built again."""
 CACHE_KIB = 16 << 10
 BUSY_SECONDS = 10
 SCHEMA = """

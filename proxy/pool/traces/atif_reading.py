@@ -50,7 +50,7 @@ class AtifTurn:
     """The document and the step, for messages."""
     demonstration: bool = False
     metrics: AtifMetrics | None = None
-    """Of the call that wrote it."""
+    """Metrics of the call that wrote the step."""
     own: OurMetrics = OurMetrics()
     started_at: float | None = None
     """When the call began, unix time; None: the document does not say it."""

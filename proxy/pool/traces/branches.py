@@ -45,7 +45,7 @@ class BranchTurn:
     """One message of a branch."""
 
     message: dict[str, Any]
-    """In the form of chat completions."""
+    """The message in the form of chat completions."""
     completion: CompletionRecord | None = None
     """The call that sampled it; None: it is a message of a prompt."""
     copied: bool = False

@@ -36,7 +36,7 @@ class Demonstration:
     prompt: "array[int]"
     answer: "array[int]"
     logprobs: "array[float]"
-    """Of the tokens that are not given; empty where they are not known."""
+    """Logprobs of the tokens that are not given; empty where they are not known."""
     given: tuple[GivenSpan, ...] = ()
     reply: dict[str, Any]
     label: str | None

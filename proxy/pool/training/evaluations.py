@@ -20,7 +20,7 @@ from proxy.pool.schema import groups, rollouts, runs
 from proxy.pool.training.steps import Version, current_names, versions
 
 KEY = "evaluates"
-"""Under this key the config of a run says what it evaluates."""
+"""The key in a run's config that says what the run evaluates."""
 
 
 class Evaluates(msgspec.Struct, frozen=True, kw_only=True):

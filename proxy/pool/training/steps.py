@@ -57,7 +57,7 @@ class Published:
     scales: dict[str, Any] | None = None
     """The running deviations by domain after the step (trainer/credit/scales.py); None: the step kept none."""
     imitated: Mapping[int, int] = field(default_factory=dict)
-    """By completion: how many of its tokens the step imitated."""
+    """How many tokens of each completion the step imitated."""
 
 
 @retried

@@ -69,7 +69,7 @@ class LeasedRollout:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward, as the verifier gave them."""
     weight: float = 1.0
-    """Of its tokens in the loss, by the user's function (proxy/pool/functions)."""
+    """Weight of its tokens in the loss, by the user's function (proxy/pool/functions)."""
     failure: str | None = None
     """The kind of its failure (proxy/pool/rollouts/failures.py), also of one with a verdict. None: it did not fail."""
     failed_calls: Sequence[Sequence[float]] = ()

@@ -21,7 +21,7 @@ RULES = 1000
 GLUED = 4
 """Wildcards `**` of one rule that are part of a longer name. Each doubles the rule: Docker lets them match nothing."""
 CPU_SECONDS = 60.0
-"""For matching all files of one context. A rule takes about a microsecond per file, a hostile one a millisecond."""
+"""CPU time for matching all files of one context. A rule takes a microsecond per file, a hostile one a millisecond."""
 
 
 class IgnoreRules:

@@ -27,7 +27,7 @@ class AttentionLayout:
     queries: tuple[int, int]
     """[first, end) of the tokens that are queries on this rank; keys are all tokens of the runs."""
     paths: SequencePaths | None = None
-    """For the load-balancing loss, with weights as they enter the loss. None: there is no such loss."""
+    """What the load-balancing loss is made of, with weights as they enter the loss. None: there is no such loss."""
     replay: "RoutingReplay | None" = None
     """The recorded experts to use. None: the routers choose."""
 

@@ -139,6 +139,6 @@ class MixtureLayer(TransformerLayer):
             )
 
     def forward(self, *args: Any, attention_bias: AttentionLayout, **options: Any) -> Any:
-        """As Megatron's layer. `attention_bias` is the layout, also for the attention (`TreeAttention`)."""
+        """Run Megatron's layer. `attention_bias` is the layout, also for the attention (`TreeAttention`)."""
         self.mlp.router.layout = attention_bias
         return super().forward(*args, attention_bias=attention_bias, **options)

@@ -85,7 +85,7 @@ def tail_kl(teacher: Tensor, student: Tensor, k: int, shards: VocabularyShards =
 
 
 def _likeliest(logits: Tensor, k: int, shards: VocabularyShards) -> tuple[Tensor, Tensor]:
-    """For each of the globally likeliest tokens: [rows, k] its index on this rank, [rows, k] whether it is there."""
+    """Return the globally likeliest tokens: [rows, k] their index on this rank, [rows, k] whether they are there."""
     size = logits.shape[-1]
     values, indices = logits.topk(min(k, size), dim=-1)
     best = shards.gather(values).topk(k, dim=-1).indices

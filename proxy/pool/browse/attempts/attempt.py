@@ -76,13 +76,13 @@ class CallEntry:
     finish_reason: str
     prompt_tokens: int
     new_tokens: int
-    """Of the prompt, stored with this call."""
+    """Tokens of the prompt that are stored with this call."""
     answer_tokens: int
     versions: list[str]
     started_at: float
     finished_at: float
     queued_seconds: float | None
-    """Of these, waited for a place at the proxy and for an engine; None: not known."""
+    """How many of these it waited for a place at the proxy and for an engine; None: not known."""
     untrainable: str | None
     misfit: str | None
     trained: int | None

@@ -38,7 +38,7 @@ class TokenPath:
     prompt_length: int
     tokens: "array[int]"
     answers: list[Sampled]
-    """Of the completions whose answers are part of it, in order; the last one is its own."""
+    """The completions whose answers are part of it, in order; the last one is its own."""
     intact: bool
     """Whether the tokens match the checksum that was taken when they were served."""
 
