@@ -81,7 +81,7 @@ class Gateway:
         self.engines = engine_urls(engine)
         self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
         self.provider = _provider(config, self.engines[0])
-        self.settings = _settings(config, self.template, limits)
+        self.settings = handler_settings(config, self.template, limits)
         self.pool: Pool = open_pool(config.pool)
         places = Places.within(open_file_limit(), limits)
         self.admission = AdmissionGate(_capacity(config, limits, places))
@@ -346,7 +346,8 @@ def _capacity(config: ProxyConfig, limits: RequestLimits, places: Places) -> Cap
     return Capacity(total=min(total, places.attempts), per_run=per_run, per_attempt=per_attempt)
 
 
-def _settings(config: ProxyConfig, template: ChatTemplate, limits: RequestLimits) -> HandlerSettings:
+def handler_settings(config: ProxyConfig, template: ChatTemplate, limits: RequestLimits) -> HandlerSettings:
+    """Return what the handler is told. UserError where a context length, or a mixture's experts, are not known."""
     length = config.engine.context_length or template.context_length
     if length is None:
         raise UserError(

@@ -3,6 +3,8 @@
 import argparse
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -13,11 +15,15 @@ from proxy.doctor.examine import Facts, Sandboxes, examine
 from proxy.doctor.probe import EngineProbe
 from proxy.engine.sglang import on_cuda
 from proxy.engine.toolkit import cuda_home
+from proxy.http.auth import Access
+from proxy.http.limits import LIMITS
 from proxy.pool.database import demand_reachable
 from proxy.pool.errors import UserError
 from proxy.pool.machine.child import ask
 from proxy.pool.machine.facts import read_machine
 from proxy.pool.machine.report import write_report
+from proxy.prompt.template import ChatTemplate
+from proxy.server import handler_settings
 
 
 def add_arguments(doctor: argparse.ArgumentParser) -> None:
@@ -44,7 +50,7 @@ def read_facts(config: ProxyConfig | None) -> Facts:
         cuda=on_cuda(config.engine.device if config else "auto"),
         toolkit=cuda_home(os.environ),
         wanted_torch=_wanted_torch(),
-        pool_error=_pool_error(config.pool) if config else "",
+        config_errors=config_errors(config) if config else (),
     )
 
 
@@ -57,9 +63,21 @@ def _wanted_torch() -> str:
     return next((pin[1] for line in required if (pin := re.match(r"torch==([\d.]+)$", line))), "")
 
 
-def _pool_error(url: str) -> str:
+def config_errors(config: ProxyConfig) -> tuple[str, ...]:
+    """Return why the pool cannot be used, and why `proxy serve` would not begin: it makes the same parts."""
+    access = partial(Access, config.proxy, LIMITS.key_chars)
+    checks = (partial(demand_reachable, config.pool), access, partial(_read_model, config))
+    return tuple(error for check in checks if (error := _error_of(check)))
+
+
+def _read_model(config: ProxyConfig) -> None:
+    template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
+    handler_settings(config, template, LIMITS)
+
+
+def _error_of(check: Callable[[], object]) -> str:
     try:
-        demand_reachable(url)
+        check()
     except UserError as error:
         return str(error)
     return ""

@@ -38,8 +38,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The CUDA toolkit that kernels are compiled with: the answer of proxy/engine/toolkit.py."""
     wanted_torch: str = ""
     """The torch that the installed SGLang pins."""
-    pool_error: str = ""
-    """Why the pool of the configuration cannot be used."""
+    config_errors: tuple[str, ...] = ()
+    """Why the pool of the configuration cannot be used, or `proxy serve` would not begin with it."""
 
 
 def examine(facts: Facts, config: ProxyConfig | None = None) -> Report:
@@ -123,8 +123,7 @@ def _missing_on_cuda(facts: Facts) -> Iterator[Missing]:
 
 
 def _refusals(facts: Facts, config: ProxyConfig) -> Iterator[str]:
-    if facts.pool_error:
-        yield facts.pool_error
+    yield from facts.config_errors
     if _runs_here(config.engine):
         yield from _engine_refusals(facts, config.engine)
 
@@ -139,6 +138,8 @@ def _engine_refusals(facts: Facts, engine: EngineConfig) -> Iterator[str]:
     machine, model = facts.machine, Path(engine.model)
     if "sglang" not in machine.packages:
         yield f"SGLang is not installed; {install_command(machine)} brings it"
+    else:
+        yield from _library_refusals(facts)
     if not (model / "config.json").is_file():
         yield f"the model directory {model} has no config.json; name one in Hugging Face format"
         return
@@ -154,12 +155,36 @@ def _engine_refusals(facts: Facts, engine: EngineConfig) -> Iterator[str]:
                 f"{gigabytes(machine.memory_bytes)}; take a smaller model or a machine with a GPU"
             )
         return
-    if facts.probe.error:  # nobody knows which GPUs torch sees; the report says so
+    if facts.probe.error:  # nobody knows which GPUs torch sees
         return
     if facts.probe.torch.devices == 0:
         yield f"engine.device = {engine.device} runs on CUDA, and torch sees no GPU; see what is missing, or set cpu"
         return
     yield from _memory_refusals(facts, engine, weights)
+
+
+def _library_refusals(facts: Facts) -> Iterator[str]:
+    """Why SGLang 0.5.23 would not start here: without these it fails when it is imported or at its first kernel."""
+    machine, probe, install = facts.machine, facts.probe, install_command(facts.machine)
+    if probe.error:
+        yield f"the engine's libraries cannot be asked ({probe.error}); mend `python -m proxy.doctor.probe` first"
+        return
+    if not probe.torch.version:
+        yield f"torch cannot be imported ({probe.torch.error}); {install} brings it"
+    if not facts.cuda:
+        return
+    if "sglang-kernel" not in machine.packages:
+        yield f"SGLang does not start on CUDA without sglang-kernel, which is not installed; {INSTALL_GPU} brings it"
+    elif "sgl_kernel" in probe.broken:
+        reason = probe.broken["sgl_kernel"]
+        yield f"SGLang's kernels (sgl_kernel) cannot be imported: {reason}; {INSTALL_GPU} brings those of this torch"
+    if facts.toolkit is None:
+        yield f"there is no nvcc, with which SGLang compiles kernels at their first call; {INSTALL_GPU} brings it"
+    if not machine.compiler:
+        yield (
+            "there is no C++ compiler with Python's headers, which Triton and nvcc need to start a kernel; "
+            "apt-get install g++ python3-dev brings both"
+        )
 
 
 def _memory_refusals(facts: Facts, engine: EngineConfig, weights: int) -> Iterator[str]:

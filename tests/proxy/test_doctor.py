@@ -1,13 +1,15 @@
 """`proxy doctor`: verdicts on machines that differ, and the command on this one."""
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from proxy.commands.doctor import config_errors
 from proxy.commands.main import main
-from proxy.config import EngineConfig, ProxyConfig
+from proxy.config import EngineConfig, ProxyConfig, load_config
 from proxy.doctor.examine import Facts, Sandboxes, examine
 from proxy.doctor.probe import EngineProbe
 from proxy.doctor.weights import gpus_of, weight_bytes
@@ -18,6 +20,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.machine import facts as machine_facts
 from proxy.pool.machine.facts import parse_gpus, read_gpus
 from proxy.pool.machine.report import write_report
+from proxy.pool.machine.torch_build import TorchBuild
 from tests.machines import CPU_TORCH, CUDA_TORCH, GB, LAPTOP, NODE
 
 DOCKER = Sandboxes(kind="docker", promise="containers")
@@ -168,9 +171,68 @@ def test_a_model_runs_where_its_weights_fit(tmp_path: Path) -> None:
     assert refused(ON_GPUS, extra_args=("--tp-size", "2")) == ""
     assert "wants 16 GPUs, and torch sees 8" in refused(ON_GPUS, extra_args=("--tp-size", "16"))
     assert "torch sees no GPU" in refused(with_facts(ON_CPU, cuda=True), device="cuda")
-    assert refused(with_facts(ON_GPUS, probe=EngineProbe(error="no answer within 300 s"))) == ""  # nobody knows
     assert refused(ON_CPU, url="http://10.0.0.7:30000") == ""  # an engine elsewhere
-    assert "pool" in refused(with_facts(ON_GPUS, pool_error="no pool"), extra_args=("--tp-size", "2"))
+    assert "pool" in refused(with_facts(ON_GPUS, config_errors=("no pool",)), extra_args=("--tp-size", "2"))
+
+
+WITHOUT_KERNELS = {name: version for name, version in NODE.packages.items() if name != "sglang-kernel"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (ON_CPU, ""),
+        (ON_GPUS, ""),
+        (on(ON_GPUS, packages=WITHOUT_KERNELS), "without sglang-kernel"),
+        (with_facts(ON_GPUS, probe=EngineProbe(torch=CUDA_TORCH, broken={"sgl_kernel": "no sm_90"})), "no sm_90"),
+        (with_facts(ON_GPUS, probe=EngineProbe(torch=CUDA_TORCH, broken={"deep_gemm": "no"})), ""),
+        (with_facts(ON_GPUS, toolkit=None), "no nvcc"),
+        (on(ON_GPUS, compiler=False), "no C++ compiler"),
+        (with_facts(ON_GPUS, probe=EngineProbe(error="no answer within 300 s")), "no answer within 300 s"),
+        (with_facts(ON_CPU, probe=EngineProbe(torch=TorchBuild(error="no libgomp"))), "no libgomp"),
+        (on(with_facts(ON_CPU, toolkit=None), compiler=False), ""),
+    ],
+    ids=["laptop", "node", "no kernels", "broken kernels", "other kernels", "no nvcc", "no compiler", "no answer",
+         "no torch", "nothing to compile"],
+)  # fmt: skip
+def test_an_engine_is_refused_where_a_part_is_missing_without_which_it_does_not_start(
+    facts: Facts, reason: str, tmp_path: Path
+) -> None:
+    model = str(named(tmp_path / "model", [10]))
+    report = examine(facts, ProxyConfig(engine=EngineConfig(model=model)))
+    assert report.status == bool(reason) and len(report.refused) == bool(reason)
+    assert reason in "".join(report.refused)
+    elsewhere = ProxyConfig(engine=EngineConfig(model=model, url="http://10.0.0.7:30000"))
+    assert examine(facts, elsewhere).status == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "reason"),
+    [
+        ('host = "0.0.0.0"', "", "the proxy has no admin key, so it listens on loopback only"),
+        ('host = "0.0.0.0"\nadmin_key_file = "key"', "short", "has 5 characters, and it needs at least 16"),
+        ('admin_key_file = "absent"', "", "the admin key cannot be read"),
+        ('host = "0.0.0.0"\nadmin_key_file = "key"', "0123456789abcdef", ""),
+    ],
+    ids=["no key", "a short key", "no file", "a key"],
+)
+def test_a_proxy_that_would_not_begin_is_refused(
+    settings: str, key: str, reason: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text(key)
+    (tmp_path / "serve.toml").write_text(f'[engine]\nmodel = "{tiny_model}"\n[proxy]\n{settings}\n')
+    errors = config_errors(load_config(tmp_path / "serve.toml"))
+    assert len(errors) == bool(reason) and reason in "".join(errors)
+
+
+def test_a_model_of_unknown_context_length_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (model / "config.json").write_text(json.dumps(config))
+    (tmp_path / "serve.toml").write_text('[engine]\nmodel = "model"\n')
+    [error] = config_errors(load_config(tmp_path / "serve.toml"))
+    assert error.startswith("the context length is unknown") and error.endswith("set engine.context_length")
 
 
 def test_the_wheels_of_cuda_become_a_toolkit_that_sglang_can_link_with(

@@ -24,6 +24,7 @@ from trainer.policy import Policy
 
 ON_CPU = TrainerProbe(torch=CPU_TORCH, device="cpu", backend="gloo")
 ON_GPUS = TrainerProbe(torch=CUDA_TORCH, device="cuda", backend="nccl", attention="FlexAttention")
+NO_COMPILER = msgspec.structs.replace(NODE, compiler=False)
 TOO_MANY = msgspec.structs.replace(ON_GPUS, too_many="rank 15 of this machine has no GPU")
 QWEN3_4B = ModelShape(
     family="qwen3", layers=36, hidden=2560, ffn=9728, heads=32, kv_heads=8, head_dim=128, vocab=151936, context=40960,
@@ -86,9 +87,10 @@ def test_ranks_divide_the_estimate(tmp_path: Path) -> None:
         (Facts(machine=NODE, probe=TOO_MANY, shape=QWEN3_4B), {"processes": 16, "precision": "bfloat16"}, "rank 15"),
         (Facts(machine=LAPTOP, probe=ON_CPU, shape=QWEN3_4B), {}, "1 ranks hold 64.4 GB before any activation"),
         (Facts(machine=LAPTOP, probe=TrainerProbe(error="No module named 'megatron'")), {}, "No module named"),
+        (Facts(machine=NO_COMPILER, probe=ON_GPUS), {}, "there is no C++ compiler"),
         (Facts(machine=NODE, probe=ON_GPUS, config_errors=("the pool cannot be reached",)), {}, "cannot be reached"),
     ],
-    ids=["fits", "too many ranks", "too little memory", "nothing installed", "no pool"],
+    ids=["fits", "too many ranks", "too little memory", "nothing installed", "no compiler", "no pool"],
 )
 def test_a_configuration_is_refused_for_what_the_machine_lacks(
     facts: Facts, parallel: dict[str, Any], reason: str | None, tmp_path: Path

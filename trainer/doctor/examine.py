@@ -96,6 +96,11 @@ def _refusals(facts: Facts, config: Config) -> Iterator[str]:
         yield f"the trainer cannot start ({probe.error}); {install_command(machine)} brings what it needs"
     if probe.too_many:
         yield probe.too_many
+    if probe.device == "cuda" and not machine.compiler:
+        yield (
+            "there is no C++ compiler with Python's headers, which Triton needs to start the attention's kernels; "
+            "apt-get install g++ python3-dev brings both"
+        )
     if facts.shape is None:
         return
     rank = held(facts.shape, config).total
