@@ -3,19 +3,43 @@
 import importlib.util
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 from tests.conftest import need
-from tests.test_house import PACKAGES, ROOT, imported, module_names, sources
+from tests.test_house import PACKAGES, ROOT, imported, imported_modules, module_names, sources
 
 ELSEWHERE = ("proxy.engine.cpu.path", "proxy.pool.migrations")
 """Modules that only other programs load: the engine's process through its PYTHONPATH, and Alembic."""
 MEGATRON_ROOM = "trainer.megatron"
+SHORT = "sandboxes"
+"""The package whose modules are imported one after the other in `make test`: seconds; the others take minutes."""
+LONG = [package for package in PACKAGES if package != SHORT]
 
 
-@pytest.mark.long  # tests/test_house.py holds the imports free of cycles
-@pytest.mark.parametrize("package", PACKAGES)
+def prefixes(parts: list[str]) -> set[str]:
+    """The names of a module and of the packages around it, which are imported before it."""
+    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """So each can be imported first, also one that a package's `__init__.py` imports. The long test tries it."""
+    names = set().union(*map(module_names, PACKAGES))
+    graph: dict[str, set[str]] = {}
+    for path in (path for package in PACKAGES for path in sources(package) if path.name != "__main__.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        targets = list(imported_modules(path, names))
+        around = set().union(*map(prefixes, targets)) - prefixes(name.split("."))
+        graph[name] = around | {".".join(target) for target in targets} - {name}
+    assert len(graph) > 500
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("package", [SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 def test_any_module_can_be_imported_first(package: str) -> None:
     preloaded = []
     if package == "trainer":

@@ -1,6 +1,8 @@
 """Rows that a step imitates beside its own: which ones, and what they weigh. Their loss is -log p; they have no
 advantage.
 
+What a source does not take (`min_reward`, `why_not_imitable`) has no reason of proxy/pool/untrained.py: its tokens were
+sampled in another run, which accounts for them, and imitating is no part of that.
 Left out: the loss (trainer/loss/policy_loss.py); the warm start, which does nothing else (trainer/commands/sft.py).
 """
 
