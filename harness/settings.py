@@ -34,11 +34,13 @@ from proxy.pool.settings_file import (
 )
 
 SandboxKind = Literal["auto", "docker", "bubblewrap", "process"]
+Bundles = Literal["volume", "bind"]
 AnyKind = Literal[Kind, PromptKind]
 ALL_KINDS: tuple[AnyKind, ...] = (*KINDS, *PROMPT_KINDS)
 SANDBOXES = get_args(SandboxKind)
 WAYS = get_args(Way)
 ACTIONS = get_args(Action)
+BUNDLES = get_args(Bundles)
 IMAGE = "debian:bookworm-slim"
 """Docker image of tasks that name none."""
 
@@ -135,7 +137,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Files and directories of this machine that bubblewrap sandboxes may read, such as your own agent."""
     relay: bool = False
     """Reach the proxy from Docker sandboxes through a relay container, as daemons on other machines always do."""
-    bundles: Literal["volume", "bind"] = "volume"
+    bundles: Bundles = "volume"
     """How agents get into containers. bind: nothing is uploaded, but the daemon must see this machine's files."""
     limit: Count | None = None
     """Take only the first tasks."""

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import harness.cli
 import proxy.commands.main
 import sandboxes.cli
 import trainer.commands.main
+from harness.settings import Settings
 from proxy.pool.errors import UserError
 from proxy.pool.terminal.errors import PAGES, page_of
 
@@ -80,6 +82,23 @@ def test_an_unknown_key_names_the_page_of_its_file(
     assert main[command[0]]([*command[1:], str(tmp_path / "file.toml")]) == 2
     error = capsys.readouterr().err
     assert "unknown key `speed`" in error and error.endswith(f" (see docs/{page})\n")
+
+
+@pytest.mark.parametrize("flag", ["--group-size", "--limit", "--tokens", "--redundant"])
+def test_the_range_of_a_flag_is_that_of_its_setting(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text("")
+    assert harness.cli.main(["run", str(tmp_path / "tasks.jsonl"), flag, "-1"]) == 2
+    error = capsys.readouterr().err
+    assert f"{flag.strip('-').replace('-', '_')} = -1: expected `int` >= " in error and error.count("\n") == 1
+
+
+def test_help_names_the_values_that_settings_have() -> None:
+    [run] = [parser for words, parser in verbs(harness.cli.parser(), "harness") if words == "harness run"]
+    told = {flag.dest: flag.help or "" for flag in run._actions}
+    numbers = {field.name: field.default for field in msgspec.structs.fields(Settings) if type(field.default) is int}
+    assert numbers and all(f"(default: {number})" in told[name] for name, number in numbers.items())
 
 
 def test_the_pages_of_errors_and_their_modules_exist() -> None:

@@ -34,7 +34,7 @@ from harness.monitor.rule_metrics import RuleMetrics
 from harness.rewards.named import scorer_named
 from harness.rollout.context import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
-from harness.settings import ACTIONS, ALL_KINDS, IMAGE, SANDBOXES, WAYS, Settings, load_settings
+from harness.settings import ACTIONS, ALL_KINDS, BUNDLES, SANDBOXES, WAYS, Settings, load_settings
 from harness.setup import placement
 from harness.setup.sandbox_choice import backend_for, choose, listening, runtimes_of
 from harness.setup.stack import ProxyOptions, RunningProxy, service
@@ -90,23 +90,23 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
-    """Add the flags, without defaults: a flag that is not given leaves the value to the file, or to Settings."""
+    """Add the flags, without defaults and ranges: Settings has both, and a flag that is not given changes nothing."""
     sources = "JSONL file, Harbor task directory, directory of those, glob, or mix file (docs/tasks.md)"
     flags = "or the run's own TOML file, in which any of these flags may be a key (docs/runs.md)"
     run.add_argument("what", nargs="+", metavar="SOURCE|RUN.toml", help=f"{sources}; {flags}")
     run.add_argument("--agent", help=f"agent that works on the tasks: command, {', '.join(INSTALLED)}")
     run.add_argument("--command", metavar="CMD", help="command line of the agent 'command'")
-    run.add_argument("-n", "--group-size", type=_positive, help="rollouts per task (default: 1)")
-    run.add_argument("--redundant", type=int, help="extra rollouts per task; the last to finish are ended (default: 0)")
-    run.add_argument("--concurrency", type=_positive, help="maximum rollouts at once (default: 4)")
-    run.add_argument("--starting", type=_positive, help="maximum rollouts in set-up at once (default: --concurrency)")
-    run.add_argument("--verifying", type=_positive, help="maximum verifiers at once (default: --concurrency)")
+    run.add_argument("-n", "--group-size", type=int, help="rollouts per task")
+    run.add_argument("--redundant", type=int, help="extra rollouts per task; the last to finish are ended")
+    run.add_argument("--concurrency", type=int, help="maximum rollouts at once")
+    run.add_argument("--starting", type=int, help="maximum rollouts in set-up at once (default: --concurrency)")
+    run.add_argument("--verifying", type=int, help="maximum verifiers at once (default: --concurrency)")
     run.add_argument("--seconds", type=float, help="time limit of an agent, if lower than its task's")
-    run.add_argument("--turns", type=_positive, help="limit of model calls per attempt, if lower than its task's")
+    run.add_argument("--turns", type=int, help="limit of model calls per attempt, if lower than its task's")
     tokens = "limit of sampled tokens per attempt, if lower than its task's; 0:4096,50:8192 is 8192 from step 50 on"
     run.add_argument("--tokens", type=_tokens, metavar="NUMBER|STEP:NUMBER,...", help=tokens)
-    run.add_argument("--hung-seconds", type=float, help="end an agent that shows no sign of life (default: 3600)")
-    run.add_argument("--engine-patience", type=float, help="seconds to wait while no engine is up (default: 1800)")
+    run.add_argument("--hung-seconds", type=float, help="end an agent that shows no sign of life")
+    run.add_argument("--engine-patience", type=float, help="seconds to wait while no engine is up")
     run.add_argument("--run-dir", help="directory of the run (default: runs/<verb>-<tasks>-<agent>)")
     run.add_argument("--name", help="name of the run in the pool (default: name of the run directory)")
     run.add_argument("--proxy", metavar="URL", help="use this running proxy (default: start one)")
@@ -118,37 +118,35 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         "--augment", type=listed, metavar="KIND,...", help=f"vary what agents and models meet: {', '.join(ALL_KINDS)}"
     )
     run.add_argument("--resample", metavar="RUN", help="begin with the first turns of this run's recorded successes")
-    run.add_argument("--anchors", choices=WAYS, help="how many: back until success drops, or any (default: rollback)")
-    run.add_argument("--sandbox", choices=SANDBOXES, help="kind of sandbox (default: auto, the first that works)")
-    run.add_argument("--image", help=f"Docker image of tasks that name none (default: {IMAGE})")
+    run.add_argument("--anchors", choices=WAYS, help="how many: back until success drops, or any")
+    run.add_argument("--sandbox", choices=SANDBOXES, help="kind of sandbox; auto: the first that works")
+    run.add_argument("--image", help="Docker image of tasks that name none")
     run.add_argument("--show", action="append", metavar="PATH", help="path bubblewrap sandboxes may read; repeatable")
     run.add_argument("--relay", action="store_true", default=None, help="let Docker reach the proxy through a relay")
-    run.add_argument("--bundles", choices=("volume", "bind"), help="how Docker mounts the agents (default: volume)")
-    run.add_argument("--limit", type=_positive, help="use only this many tasks, from the first on")
-    run.add_argument("--seed", type=int, help="seed of the order of tasks and agents (default: 0)")
-    run.add_argument("--epochs", type=int, help="how often to run each task; 0: until stopped (default: 1)")
+    run.add_argument("--bundles", choices=BUNDLES, help="how Docker mounts the agents")
+    run.add_argument("--limit", type=int, help="use only this many tasks, from the first on")
+    run.add_argument("--seed", type=int, help="seed of the order of tasks and agents")
+    run.add_argument("--epochs", type=int, help="how often to run each task; 0: until stopped")
     run.add_argument("--reward", metavar="MODULE:NAME|FILE.toml", help="reward function or judges after the verifier")
     run.add_argument("--integrity", choices=ACTIONS, help="look for cheats: tell them, mask or zero rollouts with one")
     run.add_argument("--integrity-judge", metavar="FILE", help="judge file for rollouts that detectors name")
-    run.add_argument("--integrity-share", type=float, help="share of the others that it looks at (default: 0)")
+    run.add_argument("--integrity-share", type=float, help="share of the others that it looks at")
     add_judge(run, "that grades answers of tasks whose checker is a judge")
-    run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
+    run.add_argument("--until-step", type=int, help="feed a training run until it has published this step")
     run.add_argument("--eval-tasks", metavar="SOURCE", help="evaluate the trained policy on these tasks meanwhile")
-    run.add_argument("--eval-every", type=_positive, help="train steps between two evaluations (default: 10)")
+    run.add_argument("--eval-every", type=int, help="train steps between two evaluations")
     run.add_argument("--eval-hold", action="store_true", default=None, help="hold an engine at the evaluated version")
     placement.add_options(run)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
-    return number
+    usual = {field.name: field.default for field in msgspec.structs.fields(Settings)}
+    for flag in run._actions:
+        value = usual.get(flag.dest)
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            flag.help = f"{flag.help} (default: {value})"
 
 
 def _tokens(text: str) -> int | list[list[int]]:
     if ":" not in text:
-        return _positive(text)
+        return int(text)
     return [[int(number) for number in part.split(":")] for part in text.split(",")]
 
 

@@ -36,7 +36,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--runtime", action="append", metavar="PROFILE=NAME", help="runtime of containers: strict=runsc, say"
     )
-    run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (default: 0)")
+    run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox")
     run.add_argument("--metrics-port", type=int, help="serve the sandboxes' metrics at 127.0.0.1:PORT/metrics")
 
 
