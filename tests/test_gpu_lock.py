@@ -1,5 +1,6 @@
 """requirements/gpu.txt: what it must hold, and that pip still resolves to it. Nothing of it is installed here."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -20,6 +21,18 @@ def test_the_lock_holds_what_a_gpu_machine_is_asked_to_install(python: str) -> N
     assert len(asked) > 30
     assert [one for one in asked if not one.specifier.contains(locked[normal(one.name)][0])] == []
     assert [name for name, (_, hashes) in locked.items() if not hashes] == []
+
+
+def test_the_page_names_the_packages_of_the_lock() -> None:
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    named = re.findall(r"installs the (\d+) packages of `requirements/gpu.txt`|the lock's (\d+) packages", text)
+    assert [int(first or second) for first, second in named] == [len(read_lock(PYTHONS[0]))] * 2
+
+
+def test_the_image_and_the_page_install_the_same_system_packages() -> None:
+    page = re.search(r"^apt-get install (.*)$", (ROOT / "docs" / "cluster.md").read_text(), re.MULTILINE)
+    image = re.search(r"--no-install-recommends (.*) \\\n", (ROOT / "docker" / "gpu.Dockerfile").read_text())
+    assert page and image and {*page[1].split(), "ca-certificates"} == set(image[1].split())
 
 
 def test_the_lock_has_one_generation_of_cuda() -> None:

@@ -3,8 +3,8 @@
 Each stage is a process of its own with a time limit, and prints a JSON line when it ends; together they take at most
 nine minutes. A stage that lacks a part of the machine says so, one that fails or takes too long keeps the figures that
 it had, and the next one runs. Without a GPU the same stages run with small sizes, which checks them and measures
-nothing. `--carry DIR` fetches the wheels that a machine without a network needs. docs/performance.md explains the
-figures. Left out: engines, several GPUs.
+nothing. `--carry DIR` fetches the wheels that a machine without a network needs. docs/cluster.md explains the figures.
+Left out: engines, several GPUs.
 """
 
 import argparse
