@@ -2,7 +2,9 @@
 
 The device is torch's `meta`, which computes shapes only. Reading a number of it raises an error, as does any operation
 whose result has a shape that depends on numbers. Not covered: attention's kernel (replaced here by one that computes
-the same shapes), and several ranks, of which those that divide experts count tokens on the CPU.
+the same shapes); several ranks, of which those that divide experts count tokens on the CPU; Megatron's optimizer around
+Adam (main weights, clipping, which reads the norm once per update); statistics of a step, checkpoints and exports,
+which read numbers by design.
 """
 
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ from trainer.drafter import Drafter
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron import cpu
+from trainer.megatron.adam import Adam, norm_of_all, scale_all
 from trainer.megatron.attention import flex
 from trainer.megatron.model.experts import MoEAuxLossAutoScaler
 from trainer.megatron.model.model import PolicyModel, build_model, transformer_config
@@ -117,6 +120,21 @@ def test_a_draft_head_does_not_wait_for_the_device_either(
         model(packed)
         drafter.learn(rows, packed)
     assert waits.noted == []
+
+
+def test_adam_and_the_norm_of_the_gradients_do_not_wait_for_the_device() -> None:
+    params = [torch.nn.Parameter(torch.zeros(size, 2, device=META)) for size in (3, 5)]
+    optimizer = Adam(params, weight_decay=0.1)
+    with Waits() as waits:
+        for _ in range(2):
+            for param in params:
+                param.grad = torch.zeros_like(param)
+            gradients = [param.grad for param in params if param.grad is not None]
+            norm, _ = norm_of_all(0, None, [gradients])
+            scale_all(0, None, [gradients], 0.5)
+            optimizer.step()
+    assert waits.noted == [] and norm.shape == (1,)
+    assert {moment.device for state in optimizer.state.values() for moment in state.values()} == {META}
 
 
 def test_a_rank_has_the_gpus_settings_that_torch_reads_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:

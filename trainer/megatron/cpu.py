@@ -1,8 +1,9 @@
 """The device that this process trains on, and a port of Megatron-core to machines without CUDA.
 
-This is the only place in the trainer that asks whether there is a GPU. Where there is none, `install_cpu_port` installs
-an import hook that loads `megatron.core` from its own source with a few textual substitutions: `torch.cuda.X` becomes a
-stub of this module, `device="cuda"` becomes the CPU. Torch itself is not changed, and line numbers stay true.
+This module chooses by whether there is a GPU; rooms that know no Megatron ask torch themselves (trainer/data and
+trainer/push). Where there is none, `install_cpu_port` installs an import hook that loads `megatron.core` from its own
+source with a few textual substitutions: `torch.cuda.X` becomes a stub of this module, `device="cuda"` becomes the CPU.
+Torch itself is not changed, and line numbers stay true.
 Left out: Megatron's inference, FSDP and resharding packages, which nothing here uses; CUDA streams and graphs, which
 become no-ops.
 """

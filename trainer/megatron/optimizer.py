@@ -15,7 +15,10 @@ from trainer.megatron import adam
 def wrap(model: MegatronModule, parallel: settings.Parallel) -> DistributedDataParallel:
     """Wrap the model in Megatron's DDP: fp32 gradient buffers, summed over the data-parallel ranks.
 
-    The sum runs after the last micro-batch, not overlapped with the backward pass.
+    The sum runs after the last micro-batch, not overlapped with the backward pass, on every device. It is one sum per
+    update, which has many micro-batches. To overlap it, megatron-core 0.16.1 needs `no_sync` around all micro-batches
+    but the last, and every parameter's gradient as often in each update as in the first ("Communication call has not
+    been issued"): empty micro-batches and experts without tokens have never been tried against that on a GPU.
     """
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
