@@ -161,7 +161,7 @@ def docker_daemon() -> Iterator[str]:
     ours = ["--quiet", "--filter", f"label={PID}={os.getpid()}"]
     for kind in (["container", "ls", "--all"], ["network", "ls"], ["volume", "ls"]):
         listed = subprocess.run(["docker", *kind, *ours], capture_output=True, text=True, check=True).stdout.split()
-        left = [name for name in listed if not name.startswith(VOLUMES)]  # an engine keeps its bundles
+        left = [name for name in listed if not name.startswith(VOLUMES)]  # a daemon keeps its bundles
         assert not left, f"docker {kind[0]}s that tests left: {left}"
 
 

@@ -32,7 +32,7 @@ class OwnDaemon:
         self._dockerd: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Up, as the engine of the same directories as before."""
+        """Up, as the daemon of the same directories as before."""
         home = self.home
         for left in ("docker.pid", "run/containerd/containerd.pid"):  # may name a zombie, which passes for alive
             (home / left).unlink(missing_ok=True)
@@ -108,19 +108,19 @@ def said(*arguments: str) -> str:
 
 @contextmanager
 def own_daemon(disk_mb: int | None = None, remapped: bool = False, bridge: bool = False) -> Iterator[OwnDaemon]:
-    """A running engine of the test's own, on a disk of this size (in memory) if one is given. Remapped: its containers'
+    """A running daemon of the test's own, on a disk of this size (in memory) if one is given. Remapped: its containers'
     root is user 300000 outside. Bridge: containers may have a network, which leads nowhere."""
     need("dockerd, as root (apt-get install docker.io)", shutil.which("dockerd") is not None and os.geteuid() == 0)
     home = Path(tempfile.mkdtemp(prefix="bfd-"))  # a socket's path may have 108 characters
     home.chmod(0o755)
-    engine = OwnDaemon(home, disk_mb, remapped, bridge)
+    daemon = OwnDaemon(home, disk_mb, remapped, bridge)
     try:
-        engine.start()
+        daemon.start()
         image = subprocess.run(["docker", "save", "bb:1"], capture_output=True, check=True).stdout
-        subprocess.run([*engine.docker, "load"], input=image, capture_output=True, check=True)
-        yield engine
+        subprocess.run([*daemon.docker, "load"], input=image, capture_output=True, check=True)
+        yield daemon
     finally:
-        engine.stop()
+        daemon.stop()
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -155,5 +155,5 @@ def command_lines() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def second_daemon(docker_daemon: str) -> Iterator[OwnDaemon]:
     """One more host."""
-    with own_daemon() as engine:
-        yield engine
+    with own_daemon() as daemon:
+        yield daemon

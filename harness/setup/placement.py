@@ -72,9 +72,9 @@ def docker_hosts(settings: Settings) -> tuple[HostOptions, ...]:
 
 
 @contextmanager
-def reaped(engines: Sequence[str], console: Console) -> Iterator[None]:
+def reaped(daemons: Sequence[str], console: Console) -> Iterator[None]:
     """Remove what killed runs left, and again at the end: a daemon may have been creating something meanwhile."""
-    where = SearchScope(daemons=engines or None)
+    where = SearchScope(daemons=daemons or None)
     for trouble in remove_leftovers(where).troubles:
         console.print(f"not cleaned up: {trouble}", highlight=False)
     yield

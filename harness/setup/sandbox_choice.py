@@ -73,13 +73,13 @@ class Backend:
     """Profile -> runtime of its containers."""
     run: str = ""
 
-    async def open(self, engine: str = "") -> Sandboxes:
-        """Open the back end. SandboxError when it cannot be used. `engine`: address of a Docker daemon."""
+    async def open(self, daemon: str = "") -> Sandboxes:
+        """Open the back end. SandboxError when it cannot be used. `daemon`: address of a Docker daemon."""
         if self.kind == "process":
             return ProcessSandboxes(model_url=self.url, bundles=agents_directory())
         if self.kind == "bubblewrap":
             return BubblewrapSandboxes(model_socket=self.socket, bundles=agents_directory(), shown=self.shown)
-        return await _docker(self, engine)
+        return await _docker(self, daemon)
 
 
 @contextmanager
@@ -92,8 +92,8 @@ def listening(choice: SandboxChoice, settings: Settings) -> Iterator[dict[str, s
         directory = make_sandbox_directory(default_root())  # a name that gc recognises after kill -9
     except SandboxError as error:
         raise UserError(str(error)) from error
-    engines = [parse_host(text).address for text in settings.docker] or usual_daemons()
-    remote = choice.kind == "docker" and not all(engine.startswith("unix://") for engine in engines)
+    daemons = [parse_host(text).address for text in settings.docker] or usual_daemons()
+    remote = choice.kind == "docker" and not all(daemon.startswith("unix://") for daemon in daemons)
     try:
         yield {"sandbox_socket": str(directory / SOCKET)} | (
             {"sandbox_address": "0.0.0.0:0"} if settings.relay or remote else {}
@@ -141,11 +141,11 @@ class _Docker(DockerSandboxes):
 
 
 async def _docker(backend: Backend, address: str) -> Sandboxes:
-    engine, second = await DockerDaemon.open(address), await DockerDaemon.open(address)
-    bundles = Bundles(engine, agents_directory(), backend.bundles)
+    daemon, second = await DockerDaemon.open(address), await DockerDaemon.open(address)
+    bundles = Bundles(daemon, agents_directory(), backend.bundles)
     with second.translating_errors("making an empty image"):
         nothing = await empty_image(second.docker)
-    near = engine.address.startswith("unix://") and backend.socket is not None and not backend.relay
+    near = daemon.address.startswith("unix://") and backend.socket is not None and not backend.relay
     channel = Channel(
         daemon=second,
         runtime=Runtime(python=PYTHON, image=nothing, mounts=bundles),
@@ -163,7 +163,7 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
         router=router,
         runtimes=backend.runtimes,
     )
-    sandboxes = _Docker(engine, options)
+    sandboxes = _Docker(daemon, options)
     sandboxes.bundles, sandboxes.channel = bundles, channel
     return sandboxes
 
@@ -180,17 +180,17 @@ def runtimes_of(given: Sequence[str]) -> dict[Profile, str]:
 
 
 def choose(
-    asked: str, tasks: Sequence[Task], engines: Sequence[str] = (), runtimes: Mapping[Profile, str] = NO_RUNTIMES
+    asked: str, tasks: Sequence[Task], daemons: Sequence[str] = (), runtimes: Mapping[Profile, str] = NO_RUNTIMES
 ) -> SandboxChoice:
     """Choose the kind that was asked for, or with `auto` the best that works. UserError when no kind fits the tasks.
 
-    `engines`: addresses of Docker daemons, of which one must answer. Empty: the usual one.
+    `daemons`: addresses of Docker daemons, of which one must answer. Empty: the usual one.
     """
     reasons: list[str] = []
     _check_runtimes(tasks, runtimes)
     for kind in ("docker", "bubblewrap", "process") if asked == "auto" else (asked,):
         try:
-            choice = _kind(kind, engines, runtimes)
+            choice = _kind(kind, daemons, runtimes)
         except SandboxError as error:
             reasons.append(str(error))
             continue
@@ -218,10 +218,10 @@ def _check_runtimes(tasks: Sequence[Task], runtimes: Mapping[Profile, str]) -> N
             )
 
 
-def _kind(kind: str, engines: Sequence[str], runtimes: Mapping[Profile, str]) -> SandboxChoice:
+def _kind(kind: str, daemons: Sequence[str], runtimes: Mapping[Profile, str]) -> SandboxChoice:
     """Check that this kind works. SandboxError when it does not."""
     if kind == "docker":
-        return asyncio.run(_docker_choice(engines or [""], runtimes))
+        return asyncio.run(_docker_choice(daemons or [""], runtimes))
     if kind == "bubblewrap":
         if why_not := bubblewrap.why_not():
             raise SandboxError(f"bubblewrap does not work: {why_not}")
@@ -233,7 +233,7 @@ def _promise(promise: str) -> str:
     return "; ".join(filter(None, (promise, memory_group.why_not())))
 
 
-async def _docker_choice(engines: Sequence[str], runtimes: Mapping[Profile, str]) -> SandboxChoice:
+async def _docker_choice(daemons: Sequence[str], runtimes: Mapping[Profile, str]) -> SandboxChoice:
     """Choose Docker if one daemon answers. DaemonError when none does."""
     if read_manifest(agents_directory() / RUNTIME_NAME) is None:
         raise DaemonError("agents' runtime for containers is not installed; run: harness agents install runtime")
@@ -241,7 +241,7 @@ async def _docker_choice(engines: Sequence[str], runtimes: Mapping[Profile, str]
     async def plain(address: str) -> Sandboxes:
         return await DockerSandboxes.open(Options(address=address, runtimes=runtimes))
 
-    hosts = Hosts([HostOptions(address=address) for address in engines], plain)
+    hosts = Hosts([HostOptions(address=address) for address in daemons], plain)
     try:
         out = await hosts.check()
         return SandboxChoice("docker", hosts.promise, "; ".join(out))

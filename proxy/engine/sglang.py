@@ -1,6 +1,6 @@
 """Starts, health-checks and stops a real SGLang server, with or without a GPU, from one configuration.
 
-This file is the only place that asks whether there is a GPU. Left out: several replicas, tensor parallelism beyond
+This file decides whether the engine runs on a GPU. Left out: several replicas, tensor parallelism beyond
 what `extra_args` passes through.
 """
 

@@ -223,11 +223,11 @@ class Direct:
 
 
 @asynccontextmanager
-async def listening_container(engine: DockerDaemon) -> AsyncIterator[tuple[str, int]]:
-    """A container on the engine's bridge whose port 8000 is open to whoever can reach it."""
+async def listening_container(daemon: DockerDaemon) -> AsyncIterator[tuple[str, int]]:
+    """A container on the daemon's bridge whose port 8000 is open to whoever can reach it."""
     labels = labels_of("test", this_process())
     command = ["python3", "-m", "http.server", "8000"]
-    container = await engine.docker.containers.run({"Image": "deb:py", "Cmd": command, "Labels": labels})
+    container = await daemon.docker.containers.run({"Image": "deb:py", "Cmd": command, "Labels": labels})
     try:
         address = (await container.show())["NetworkSettings"]["IPAddress"]
         while True:
@@ -250,16 +250,16 @@ async def listening_container(engine: DockerDaemon) -> AsyncIterator[tuple[str, 
 )
 async def test_docker(scene: Scene, docker_daemon: str, profile: Profile, way: str) -> None:
     async with AsyncExitStack() as stack:
-        engine = await DockerDaemon.open(docker_daemon)
-        stack.push_async_callback(engine.close)
-        address = address_for(engine, scene.address) if way == "relay" else ""
+        daemon = await DockerDaemon.open(docker_daemon)
+        stack.push_async_callback(daemon.close)
+        address = address_for(daemon, scene.address) if way == "relay" else ""
         runtime = Runtime(python="python3", image="deb:py")
-        reach = Channel(daemon=engine, runtime=runtime, socket=scene.socket, address=address)
+        reach = Channel(daemon=daemon, runtime=runtime, socket=scene.socket, address=address)
         stack.push_async_callback(reach.close)
         options = Options(address=docker_daemon, image="deb:py", suppliers=[reach])
         sandboxes = await DockerSandboxes.open(options)
         stack.push_async_callback(sandboxes.close)
-        others = [await stack.enter_async_context(listening_container(engine))]
+        others = [await stack.enter_async_context(listening_container(daemon))]
         spec = Spec(profile=profile, memory_mb=512, disk_mb=64)
         suicide = ["the first process"] if profile == "harbor" else []  # root inside may end its own sandbox
         check(await probed(scene, sandboxes, spec, others=others, without=suicide))
