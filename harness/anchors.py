@@ -24,7 +24,7 @@ from proxy.pool.rollouts.starts import RecordedSuccess, Start, outcomes, success
 
 Way = Literal["rollback", "parallel"]
 SAMPLES = 8
-"""Rollouts from an anchor before its success is judged: the newest ones."""
+"""Rollouts from an anchor before its success counts: the newest ones."""
 DROP = 0.3
 """A turn is crucial if success falls by at least this much when the turn is sampled too, instead of replayed. The paper
 names no test; with 8 rollouts, a smaller difference is mostly chance."""

@@ -10,8 +10,8 @@ flaky                the same trial came to different rewards, or only sometimes
 environment broken   image, set-up or sandbox fail, or the verifier gives no verdict on an untouched environment
 weak test            a judge thinks that the tests let wrong work pass (harness/verdict/judge.py); the cause says why
 
-Beside its verdict a finding says where the task is judged, where else it could be, what an agent can do to a verdict in
-its own sandbox, and whether code that does no work earns the whole reward.
+Beside its verdict a finding says where the task is verified, where else it could be, what an agent can do to a verdict
+in its own sandbox, and whether code that does no work earns the whole reward.
 
 Left out: how hard a task is, and whether its instruction mentions everything that its tests check.
 """
@@ -34,12 +34,12 @@ KINDS: tuple[Kind, ...] = ("oracle", "no-op")
 Word = Literal["accepted", "no solution", "oracle fails", "no-op passes", "flaky", "environment broken", "weak test"]
 VERDICTS: tuple[Word, ...] = get_args(Word)
 PLACES = {
-    "could be fresh": "Judged in the agent's sandbox, and with the same verdicts in a fresh one: set verifier.where",
-    "shared only": "Judged in the agent's sandbox, and only there the oracle solution passes",
-    "should be shared": "Judged in a fresh sandbox, but the oracle solution passes in the agent's only: name what is "
+    "could be fresh": "Verified in the agent's sandbox, and with the same verdicts in a fresh one: set verifier.where",
+    "shared only": "Verified in the agent's sandbox, and only there the oracle solution passes",
+    "should be shared": "Verified in a fresh sandbox, but the oracle solution passes in the agent's only: name what is "
     "missing in verifier.artifacts, or set verifier.where = 'shared'",
 }
-"""What the other place of judgement says about a task -> the heading of such tasks in the report."""
+"""What the other place of verification says about a task -> the heading of such tasks in the report."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Rewards of the oracle trials; null for a trial without a reward. `noop` is the same for no-op trials."""
     noop: list[float | None] = []
     where: str = ""
-    """fresh or shared: where the task is judged."""
+    """fresh or shared: where the task is verified."""
     place: str = ""
     """One of PLACES, or empty."""
     not_stopped: list[str] = []

@@ -161,7 +161,7 @@ def summary(findings: Sequence[Finding], refused: Sequence[str]) -> str:
 
 
 def on_places(findings: Sequence[Finding]) -> list[str]:
-    """Say which tasks could be judged elsewhere, and what an agent can do to the verdicts of the others."""
+    """Say which tasks could be verified elsewhere, and what an agent can do to the verdicts of the others."""
     lines: list[str] = []
     for place, heading in PLACES.items():
         names = [f"- `{row.id}`" for row in findings if row.place == place]

@@ -38,7 +38,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     variation: str = ""
     """The variation of the environment as `kind=value`; empty for none."""
     where: str = ""
-    """fresh or shared: where it was judged instead of the task's own place."""
+    """fresh or shared: where it was verified instead of the task's own place."""
     reward: float | None
     failure: Literal["environment", "verifier"] | None = None
     """What failed, if there is no reward."""
@@ -73,7 +73,7 @@ async def run_trial(sandboxes: Sandboxes, spec: TrialSpec) -> Trial:
     replaced: list[str] = []
     failure: Literal["environment", "verifier"] | None = None
     try:
-        verdict, detail, replaced = await _judged(sandboxes, spec)
+        verdict, detail, replaced = await _verified(sandboxes, spec)
         reward = verdict.reward
     except AttemptFailed as failed:
         failure, detail = "verifier" if failed.kind == "verifier" else "environment", failed.detail
@@ -95,13 +95,13 @@ async def run_trial(sandboxes: Sandboxes, spec: TrialSpec) -> Trial:
     )
 
 
-async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str, list[str]]:
-    """Judge all parts. Returns the verdict, remarks on solutions that did not exit with 0, and hollow programs."""
-    task, variations = judged_at(spec.task, spec.where), [spec.variation] if spec.variation else []
+async def _verified(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str, list[str]]:
+    """Verify all parts. Returns the verdict, remarks on solutions that did not exit with 0, and hollow programs."""
+    task, variations = verified_at(spec.task, spec.where), [spec.variation] if spec.variation else []
     if task.network == "model" and sandboxes.kind != "process":  # there is no model in a trial
         task = msgspec.structs.replace(task, network="none")
     applied = Applied()
-    judged: list[tuple[str, Verdict]] = []
+    verdicts: list[tuple[str, Verdict]] = []
     remarks: list[str] = []
     replaced: list[str] = []
     sandbox = await sandboxes.start(spec_of(task))
@@ -118,16 +118,16 @@ async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str, 
                 sandboxes, sandbox, part.task, snapshot, before=part.before, more=part.more
             ) as (room, _):
                 verdict = await verify(room, part.task)
-            judged.append((part.name, verdict))
+            verdicts.append((part.name, verdict))
             if below(verdict, part.min_reward):
                 break
     finally:
         await sandbox.stop()
-    whole = joined(judged, task.steps_reward) if task.steps else verdict
+    whole = joined(verdicts, task.steps_reward) if task.steps else verdict
     return whole, "; ".join(filter(None, remarks)), replaced
 
 
-def judged_at(task: Task, where: Where | None) -> Task:
+def verified_at(task: Task, where: Where | None) -> Task:
     """The task with its verdicts reached at another place; None changes nothing."""
     if where is None:
         return task

@@ -95,7 +95,7 @@ def below(verdict: Verdict, least: float | Mapping[str, float] | None) -> bool:
 
 
 def joined(steps: Sequence[tuple[str, Verdict]], how: Literal["mean", "final"]) -> Verdict:
-    """Make one verdict of the steps that were judged: the mean, or the last. Their rewards become its parts."""
+    """Make one verdict of the steps that were verified: the mean, or the last. Their rewards become its parts."""
     rewards = {f"step:{name}": verdict.reward for name, verdict in steps}
     reward = steps[-1][1].reward if how == "final" else sum(rewards.values()) / len(rewards)
     return Verdict(reward, rewards)
