@@ -66,6 +66,7 @@ def _wanted_torch() -> str:
 def config_errors(config: ProxyConfig) -> tuple[str, ...]:
     """Return why the pool cannot be used, and why `proxy serve` would not begin: it makes the same parts."""
     access = partial(Access, config.proxy, LIMITS.key_chars)
+    checks: tuple[Callable[[], object], ...]
     checks = (partial(demand_reachable, config.pool), access, partial(_read_model, config))
     return tuple(error for check in checks if (error := _error_of(check)))
 

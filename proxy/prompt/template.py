@@ -45,7 +45,10 @@ class ChatTemplate:
         tokenizer_file = directory / "tokenizer.json"
         if not tokenizer_file.is_file():
             raise UserError(f"the model directory {directory} has no tokenizer.json; save a fast tokenizer there")
-        self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        try:
+            self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        except Exception as error:  # the library raises its own bare Exception for a malformed file
+            raise UserError(f"{tokenizer_file} is no tokenizer ({error}); save a fast tokenizer there") from error
         settings = _json(directory / "tokenizer_config.json")
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
         texts = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens.items()}

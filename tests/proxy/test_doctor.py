@@ -225,6 +225,14 @@ def test_a_proxy_that_would_not_begin_is_refused(
     assert len(errors) == bool(reason) and reason in "".join(errors)
 
 
+def test_a_model_that_cannot_be_read_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    (model / "tokenizer.json").write_text("{")
+    (tmp_path / "serve.toml").write_text('[engine]\nmodel = "model"\n')
+    [error] = config_errors(load_config(tmp_path / "serve.toml"))
+    assert error.startswith(f"{model / 'tokenizer.json'} is no tokenizer (")
+
+
 def test_a_model_of_unknown_context_length_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
