@@ -64,7 +64,7 @@ class Beginning:
         self._attempt = attempt
         self._start = attempt.start
         self._template = template
-        # Choosing waits for the pool in between, and two calls at once would be given the same recorded answer.
+        # A thread looks into the pool: two calls at once would both read the recording, and choose by an old state.
         self._choosing = asyncio.Lock()
         self._recorded: RecordedAnswers | None = None
         self._mine: Mapping[int, Completion] = {}
