@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.augment.prompt_view import PromptView
 from proxy.call import Call, Reply, ToolCall
 from proxy.parsing.formats import FORMATS
 from proxy.pool.completions.observed import pack
@@ -119,7 +120,7 @@ def _microseconds(call: Call, reply: Reply, times: int) -> float:
 
 
 def _keep(call: Call, reply: Reply) -> None:
-    kept = observed(call, reply, FORM)
+    kept = observed(call, reply, FORM, PromptView(None))
     assert kept is not None
     pack(kept)
 

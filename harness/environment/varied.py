@@ -13,7 +13,7 @@ from harness.environment.artifacts import artifacts_of, limit_of, state_of
 from harness.environment.augment import Variation, apply
 from harness.tasks import Task, parts_of
 from harness.tasks.verdict_options import Augment
-from harness.tasks.where import judged_fresh
+from harness.tasks.where import verified_fresh
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandbox
 
@@ -36,7 +36,7 @@ async def vary(sandbox: Sandbox, task: Task, kind: str, selected: Sequence[Varia
 
     AttemptFailed("sandbox_start") when a variation's command fails.
     """
-    fresh = [part.task for part in parts_of(task) if judged_fresh(part.task, kind)]
+    fresh = [part.task for part in parts_of(task) if verified_fresh(part.task, kind)]
     noted = [artifact for each in fresh for artifact in artifacts_of(each) if not artifact.service]
     if not any(variation.changes_files for variation in selected):
         noted = []
@@ -64,7 +64,7 @@ def check_unseen(tasks: Iterable[Task], of_run: Augment | None, kind: str) -> No
         verifiers = [part.task for part in parts_of(task)]
         # a process sandbox skips the other ones that change files
         changing = [name for name in augment.changing if kind != "process" or name == "commands"]
-        if changing and not all(judged_fresh(each, kind) for each in verifiers):
+        if changing and not all(verified_fresh(each, kind) for each in verifiers):
             raise UserError(
                 f"the variation {changing[0]!r} changes the sandbox in which task {task.id!r} is judged, so the "
                 "verifier would see it; leave it out, or judge the task with verifier.where = 'fresh'"

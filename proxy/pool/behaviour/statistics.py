@@ -130,8 +130,8 @@ def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool |
     for event in events(work):
         figures.events[event.kind] += 1
         if event.kind in REPEATS:
-            tool = next(action.tool for action in done[event.completion] if action.call == event.call)
-            figures.tools[tool].repeated += 1
+            name = next(action.tool for action in done[event.completion] if action.call == event.call)
+            figures.tools[name].repeated += 1
     figures.model_seconds = sum(item.finished_at - item.started_at - (item.queued_seconds or 0.0) for item in work)
     ended = {item.id: item.finished_at for item in work}
     figures.tool_seconds = sum(
