@@ -294,9 +294,11 @@ class Gateway:
             return web.json_response({"status": "ok"})
         if self.access.has_admin_key(request):
             self._audit.note("admin_call", f"GET /health from {source_of(request)}")
-        engine = {"url": ", ".join(self.engines), "ok": await self._engine.healthy()}
+        asked = (replica.status() for replica in self._engine.replicas)
+        healthy, replicas = await asyncio.gather(self._engine.healthy(), asyncio.gather(*asked))
+        engine = {"url": ", ".join(self.engines), "ok": healthy}
         status: dict[str, object] = {"status": "ok", "model": self.model, "engine": engine}
-        status["replicas"] = [replica.status() for replica in self._engine.replicas]
+        status["replicas"] = replicas
         status["model_directory"] = str(Path(self.config.engine.model).absolute())
         status["context_length"] = self.settings.context_length
         status["continued"] = dict(self.metrics.continued)

@@ -27,6 +27,8 @@ ABORT_SECONDS = 5
 """How long an abandoned call is waited for after the engine was told to stop it."""
 EVENT = b"data: {"
 STATUS_TIMEOUT = aiohttp.ClientTimeout(total=10)
+LOADS_TIMEOUT = aiohttp.ClientTimeout(total=2)
+"""Short, as somebody who looks at all engines waits for the slowest."""
 LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
 T = TypeVar("T")
 
@@ -41,6 +43,15 @@ class _ServerInfo(msgspec.Struct):
     dp_size: int = 1
     hicache_storage_backend: str | None = None
     enable_hierarchical_cache: bool = False
+
+
+class _Load(msgspec.Struct):
+    num_waiting_reqs: int
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load]
+    """One of each data-parallel rank."""
 
 
 class _Done(msgspec.Struct):
@@ -94,6 +105,14 @@ class EngineClient:
         stores = server.hicache_storage_backend is not None
         return ServerDescription(server.dp_size, stores, server.enable_hierarchical_cache)
 
+    async def queue(self) -> int | None:
+        """Ask how many calls wait there before they are computed. None: it does not tell, as only SGLang does."""
+        try:
+            told = await self._get("/v1/loads?include=core", _Loads, LOADS_TIMEOUT)
+        except EngineError:
+            return None
+        return sum(rank.num_waiting_reqs for rank in told.loads) if told.loads else None
+
     async def load(self, directory: str, version: str) -> None:
         """Have it load the weights of a directory under this name; EngineError when it does not."""
         await self._post("/update_weights_from_disk", model_path=directory, weight_version=version, flush_cache=True)
@@ -111,9 +130,9 @@ class EngineClient:
         if not done.success:
             raise EngineError("failed", f"the engine at {self.url} failed at {path}: {done.message[:300]}")
 
-    async def _get(self, path: str, kind: type[T]) -> T:
+    async def _get(self, path: str, kind: type[T], timeout: aiohttp.ClientTimeout = STATUS_TIMEOUT) -> T:
         try:
-            async with self._http.get(f"{self.url}{path}") as answer:
+            async with self._http.get(f"{self.url}{path}", timeout=timeout) as answer:
                 if answer.status != 200:
                     raise EngineError("failed", f"the engine at {self.url} answers {path} with HTTP {answer.status}")
                 return msgspec.json.decode(await answer.read(), type=kind)

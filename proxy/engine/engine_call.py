@@ -66,6 +66,7 @@ class EventMeta(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, str | None]] = []
     output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] = []
     cached_tokens: int = 0
+    spec_verify_ct: int = 0
     routed_experts: bytes | None = None
 
 
@@ -175,6 +176,8 @@ class Sampling:
     """stop | length | repetition | abort; empty until the engine has said why it stopped."""
     cached_tokens: int = 0
     """Tokens of the last engine call's prompt that the engine did not compute again."""
+    verifications: int = 0
+    """How often the engine checked drafted tokens in its last call; 0 until that ends, and for one that drafts none."""
     version: str = ""
     """The weights that sampled the last tokens so far."""
     experts: CallExperts | None = None
@@ -220,7 +223,7 @@ class Sampling:
         if given:
             self.given += ((len(self.ids), len(self.ids) + len(given)),)
             self.ids.extend(given)
-        self.start, self.finish = len(self.ids), ""
+        self.start, self.finish, self.verifications = len(self.ids), "", 0
         if self.experts is not None:
             self.experts.go_on()
 
@@ -254,6 +257,7 @@ class Sampling:
             places = meta.output_top_logprobs[-fresh:]
             self.top += [[(e[0], e[1]) for e in place or () if e[0] is not None] for place in places]
         self.cached_tokens, self.version = meta.cached_tokens, meta.weight_version or self.version
+        self.verifications = meta.spec_verify_ct
         if fresh and len(self.ids) - fresh == self.start:
             self._first_version = self.version
         if self.experts is not None and meta.routed_experts is not None:

@@ -38,6 +38,8 @@ class ScriptedReply:
     ids: tuple[int, ...] = ()
     versions: tuple[tuple[str, int, int], ...] | None = None
     """Weight versions that it names instead of the true ones: (version, start, end) of tokens [start, end)."""
+    verifications: int = 0
+    """How often it says to have checked drafted tokens; 0: it says nothing of drafts."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class ScriptedEngine:
         """The script; may be replaced at any time."""
         self.server: dict[str, Any] = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cpu"}
         """What it answers to /server_info."""
+        self.waiting: list[int] | None = None
+        """How many calls it says to wait at each of its ranks. None: it does not tell."""
         self._template = template
         self.mixture: Mixture | None = None
         """Set: calls that ask for experts get those of such a mixture."""
@@ -119,6 +123,7 @@ class ScriptedEngine:
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_get("/server_info", self._server_info)
+        app.router.add_get("/v1/loads", self._loads)
         for path in ("/health", "/model_info"):
             app.router.add_get(path, self._info)
         app.router.add_post("/generate", self._generate)
@@ -148,6 +153,11 @@ class ScriptedEngine:
 
     async def _server_info(self, _request: web.Request) -> web.Response:
         return web.json_response(self.server)
+
+    async def _loads(self, _request: web.Request) -> web.Response:
+        if self.waiting is None:
+            return _error(404, "a script has no queue")
+        return web.json_response({"loads": [{"num_waiting_reqs": count} for count in self.waiting]})
 
     async def _name(self, request: web.Request) -> web.Response:
         self.version = (await request.json())["new_version"]
@@ -290,6 +300,8 @@ class _ScriptedAnswer:
             named = self.reply.versions
             spans = self.spans if named is None else [{"version": v, "start": a, "end": b} for v, a, b in named]
             meta["weight_versions"] = spans
+            if self.reply.verifications:
+                meta["spec_verify_ct"] = self.reply.verifications
             if self.mixture is not None:
                 path, start = [*self.request.input_ids, *self.sent], self.request.routed_experts_start_len
                 meta["routed_experts"] = b64encode(int_bytes(chosen(path, start, self.mixture))).decode()

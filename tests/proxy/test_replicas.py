@@ -193,6 +193,25 @@ async def test_only_the_first_token_of_a_stream_without_an_update_measures_the_p
     await replica.client.close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_health_names_queue_and_accept_length_where_the_engine_tells_them(serve: Serve, stream: bool) -> None:
+    replies = iter([ScriptedReply("one two", verifications=1), ScriptedReply("one two three", verifications=3)])
+    stand = await serve(lambda prompt, ids: next(replies, "nothing drafted"))
+
+    async def told() -> tuple[int | None, float | None]:
+        async with stand.http.get(f"{stand.url}/health") as answer:
+            (replica,) = (await answer.json())["replicas"]
+        return replica["queue"], replica["accept_length"]
+
+    assert stand.engine is not None and await told() == (None, None)
+    stand.engine.waiting = [2, 0, 1]
+    assert await told() == (3, None)
+    for _ in range(3):
+        await stand.chat(user("hi")) if not stream else await stand.stream(user("hi"))
+    drafted = sum(len(row.sampled) for row in stand.recorded()[:2])
+    assert await told() == (3, drafted / 4)
+
+
 def test_a_group_shares_its_first_prompt() -> None:
     replica_holds = Origin(1, 7, 0), Origin(2, 7, 0), Origin(3, 8, 0)
     assert [one.key for one in replica_holds] == ["group 7", "group 7", "group 8"]

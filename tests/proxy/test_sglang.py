@@ -122,6 +122,13 @@ async def test_logprobs_are_those_of_the_recorded_path(serve: Serve, sglang_engi
     assert row.logprobs.tolist() == pytest.approx(scored, abs=1e-4)
 
 
+async def test_the_engine_tells_how_many_calls_wait(serve: Serve, sglang_engine: Sglang) -> None:
+    stand = await serve(url=sglang_engine.url)
+    async with stand.http.get(f"{stand.url}/health") as answer:
+        (replica,) = (await answer.json())["replicas"]
+    assert (replica["queue"], replica["accept_length"]) == (0, None)
+
+
 async def rescore(engine: Sglang, path: list[int], row: Completion) -> list[float]:
     """The engine's own logprobs of the sampled tokens, from a prefill of the whole path."""
     body = {"input_ids": path, "return_logprob": True, "logprob_start_len": row.prompt_length - 1}

@@ -117,3 +117,6 @@ def test_the_engine_drafts_with_the_exported_head_and_a_push_brings_it_a_better_
     assert [one["output_ids"] for one in before] == [one["output_ids"] for one in after]
     lengths = [np.mean([one["meta_info"]["spec_accept_length"] for one in replies]) for replies in (before, after)]
     assert lengths[0] < 1.5 and lengths[1] > 2.5
+    for one in (*before, *after):  # as the proxy adds it up for /health
+        meta = one["meta_info"]
+        assert meta["completion_tokens"] / meta["spec_verify_ct"] == pytest.approx(meta["spec_accept_length"])

@@ -121,6 +121,9 @@ class SlotCall:
         replica.serves(into.version)
         replica.prompt_tokens += self._length
         replica.cached_tokens += into.cached_tokens
+        if into.verifications:
+            replica.verifications += into.verifications
+            replica.verified_tokens += into.fresh
         self._slot.cached.note(self._origin, self._length + into.fresh)
 
     def end(self) -> None:
@@ -146,6 +149,8 @@ class Replica:
         """Whether it has HiCache (SGLang 0.5.23), which brings cached prefixes back without their chosen experts."""
         self.slots = [SlotState(self, Slot(self.url))]
         self.prompt_tokens = self.cached_tokens = self.failures = 0
+        self.verifications = self.verified_tokens = 0
+        """Checks of drafted tokens, and the tokens that they yielded, of the calls that were served."""
         self.woken = asyncio.Event()
         """Set when a call found it lost or with other weights, so that it is checked at once."""
         self.away = ""
@@ -182,17 +187,23 @@ class Replica:
         if slots != [state.slot for state in self.slots]:
             self.slots = [SlotState(self, slot) for slot in slots]
 
-    def status(self) -> dict[str, object]:
-        """Its entry in /health."""
+    async def status(self) -> dict[str, object]:
+        """Its entry in /health. Counts are of the calls that it served since the proxy started.
+
+        `queue`: calls that wait in the engine now; `accept_length`: tokens that one check of drafts yields. None where
+        the engine does not tell.
+        """
         return {
             "url": self.url,
             "state": self.circuit.state,
             "version": self.version or None,
             "ranks": len(self.slots),
             "in_flight": sum(state.in_flight for state in self.slots),
+            "queue": await self.client.queue(),
             "failures": self.failures,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "accept_length": self.verified_tokens / self.verifications if self.verifications else None,
         }
 
     def _forget_cache(self) -> None:

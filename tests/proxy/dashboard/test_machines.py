@@ -73,7 +73,7 @@ def test_a_directory_beside_the_pool_makes_nobody_wait_or_read_more(tmp_path: Pa
 
 async def test_a_proxy_is_asked_for_its_replicas(visit: Visit, tmp_path: Path) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
-    replica = {"url": "http://engine", "state": "closed", "version": "v3", "in_flight": 2, "failures": 0}
+    replica = {"url": "http://engine", "state": "closed", "version": "v3", "in_flight": 2, "failures": 0, "queue": 1}
 
     async def health(request: web.Request) -> web.Response:
         known = request.headers.get("Authorization") == "Bearer key"

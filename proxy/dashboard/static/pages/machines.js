@@ -49,7 +49,17 @@ function replicas(asked) {
     proxy.trouble
       ? h("p.note", {}, proxy.trouble)
       : table(
-          ["replica", "state", "version", "calls in flight", "failures", "prompt tokens", "of these cached"],
+          [
+            "replica",
+            "state",
+            "version",
+            "calls in flight",
+            "queue",
+            "failures",
+            "prompt tokens",
+            "of these cached",
+            "accept length",
+          ],
           proxy.replicas.map((each) =>
             h(
               "tr",
@@ -66,14 +76,21 @@ function replicas(asked) {
               ),
               h("td", {}, each.version || "–"),
               h("td", {}, num(each.in_flight)),
+              h("td", { title: "of these, calls that wait in the engine" }, known(each.queue)),
               h("td", {}, num(each.failures)),
               h("td", {}, num(each.prompt_tokens)),
               h("td", {}, each.prompt_tokens ? percent(each.cached_tokens / each.prompt_tokens) : "–"),
+              h("td", { title: "tokens that one check of drafted tokens yields" }, known(each.accept_length)),
             ),
           ),
           { empty: "no replica", caption: "replicas" },
         ),
   ]);
+}
+
+// What only some engines tell.
+function known(value) {
+  return value === null || value === undefined ? h("span.none", {}, "not known") : num(value);
 }
 
 function runsOf({ runs }) {
