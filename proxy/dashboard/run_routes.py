@@ -6,6 +6,7 @@ from aiohttp import web
 
 from proxy.dashboard.answers import answer, chosen, listed, number, required
 from proxy.dashboard.reader import Read
+from proxy.pool.browse.evaluated import evaluation_matrix
 from proxy.pool.browse.groups import group_view, groups_page
 from proxy.pool.browse.queue import queue
 from proxy.pool.browse.rewards import run_rewards
@@ -38,6 +39,7 @@ class RunRoutes:
         router.add_get("/api/runs/{run}", self._run)
         router.add_get("/api/runs/{run}/curves", self._curves)
         router.add_get("/api/runs/{run}/rewards", self._rewards)
+        router.add_get("/api/runs/{run}/evaluations", self._evaluations)
         router.add_get("/api/runs/{run}/queue", self._queue)
         router.add_get("/api/runs/{run}/account", self._account)
         router.add_get("/api/runs/{run}/groups", self._groups)
@@ -71,6 +73,9 @@ class RunRoutes:
     async def _rewards(self, request: web.Request) -> web.Response:
         """Answer with the points of a run's evaluations."""
         return answer(await self._read(_of_run, run_rewards, self._pool, request.match_info["run"]))
+
+    async def _evaluations(self, request: web.Request) -> web.Response:
+        return answer(await self._read(_of_run, evaluation_matrix, self._pool, request.match_info["run"]))
 
     async def _queue(self, request: web.Request) -> web.Response:
         """Answer with the queue of a run: its slots, the window, who waits for whom."""

@@ -1,6 +1,7 @@
 """Routing replay: routers use exactly the recorded experts, by trees as by separate rows."""
 
 import random
+from typing import Any
 from array import array
 from collections import Counter
 from collections.abc import Sequence

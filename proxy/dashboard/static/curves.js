@@ -8,9 +8,9 @@ import { NOTHING, num } from "./format.js";
 
 // title, metrics (a name that ends with / stands for its family), what it is
 const CHARTS = [
-  ["reward", ["reward_mean"], "mean reward of the rollouts of a step"],
-  ["reward by domain", ["reward_by_domain/"], "by the tasks' domain"],
-  ["reward by agent", ["reward_by_agent/"], "mean reward of the groups of each agent"],
+  ["reward", ["reward_mean"], "mean reward of the rollouts of a step; dots are evaluations"],
+  ["reward by domain", ["reward_by_domain/"], "by the tasks' domain; dots are evaluations"],
+  ["reward by agent", ["reward_by_agent/"], "mean reward of the groups of each agent; dots are evaluations"],
   [
     "length",
     ["positive_length_mean", "negative_length_mean", "positive_length_p99", "negative_length_p99"],
@@ -46,6 +46,8 @@ const CHARTS = [
   ["groups", ["groups", "equal_groups", "dropped_groups"], "taken; with equal rewards; that taught nothing"],
   ["left out", ["left_out_tokens/"], "tokens since the step before, by reason"],
 ];
+// the charts that show evaluations, by what these are apart
+const EVALUATED = { reward: "all", "reward by domain": "domain", "reward by agent": "agent" };
 const MOST = 8;
 
 export async function curvesOf(box, whole, params, signal) {
@@ -162,13 +164,14 @@ export async function curvesOf(box, whole, params, signal) {
           points: points.map((each) => [each.step, each.reward]).filter(within),
         }));
       for (const [title, metrics, hint, mine] of rows) {
-        if (!metrics.length && !mine) continue;
+        const marks = dots(beside.evaluations[EVALUATED[title]] || {});
+        if (!metrics.length && !marks.length && !mine) continue;
         const drawn = chart({
           title,
           hint,
           steps: merged(got),
           series: seriesOf(metrics, got, runs),
-          marks: title === "reward" ? dots(beside.evaluations) : [],
+          marks,
           onrange: (from, to) => {
             range = [from, to];
             draw();

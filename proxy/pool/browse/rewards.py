@@ -1,33 +1,34 @@
-"""Evaluations of a run as points: the mean reward at the weights that were evaluated.
+"""Evaluations of a run as points: the mean reward at the weights that were evaluated, in all, by agent and by domain.
 
-Points of evaluations that a training run asked for are means by agent, whatever the tasks were; with these apart,
-`proxy/pool/inspect/evaluated.py` has them. Those of other runs for evaluation, and of own held-out groups, stand
-at the step of the newest weights that sampled a rollout.
+Points of evaluations that a training run asked for are apart by the kind of their tasks (evaluated.py) and stand at the
+step that they evaluate. Those of other runs for evaluation, and of own held-out groups, stand at the step of the newest
+weights that sampled a rollout.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, func, select
 
+from proxy.pool.browse.evaluated import current, evaluated_cells, newest_evaluations
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
-from proxy.pool.rollouts.masked import MASKED
 from proxy.pool.rollouts.runs import version_of
-from proxy.pool.schema import attempts, groups, policy_versions, rollouts, runs
-from proxy.pool.training.evaluations import Evaluates, newest_of_chains, what_it_evaluates
+from proxy.pool.schema import attempts, groups, policy_versions, rollouts, tasks
+from proxy.pool.training.evaluations import Evaluates
 
 NEWEST_GROUPS = 4096
 """Finished groups of the run among which held-out ones are looked for."""
-NEWEST_EVALUATIONS = 256
-"""The pool's newest runs for evaluation that are looked at."""
 NEWEST_OTHERS = 8
-"""How many of these are evaluations that no training run asked for."""
+"""How many of the newest runs for evaluation that no training run asked for are looked at."""
 NEWEST_OF_OTHER = 64
 """Finished groups of each of them."""
 HELD_OUT = "held out"
+
+Part = Literal["all", "agent", "domain"]
+PARTS: tuple[Part, ...] = ("all", "agent", "domain")
 
 
 @dataclass(frozen=True)
@@ -43,58 +44,62 @@ class RewardPoint:
 class RunRewards:
     """Rewards of a run that its steps do not publish."""
 
-    evaluations: dict[str, list[RewardPoint]]
-    """Points by step, per agent, the run's own held-out groups, or other run for evaluation."""
+    evaluations: dict[Part, dict[str, list[RewardPoint]]]
+    """In all, by agent and by domain: the points of what was evaluated, by step."""
     older: bool
     """Whether there are older evaluations, or older finished groups, that were not looked at."""
 
 
+@dataclass(frozen=True)
+class _Rewards:
+    """Some rewards at one step."""
+
+    source: str
+    """How they came about: evaluated at a kind of task, in own held-out groups, or in another run for evaluation."""
+    agent: str
+    domain: str
+    step: int
+    rewards: int
+    total: float
+
+    def label(self, part: Part) -> str:
+        named = {"all": "", "agent": self.agent, "domain": self.domain}[part]
+        return f"{named} ({self.source})" if named else self.source
+
+
 def run_rewards(pool: Pool, run_id: int) -> RunRewards:
     """Return the evaluation points of a run."""
-    of_pool = select(runs.c.id, runs.c.name, runs.c.config).where(runs.c.purpose == "eval", runs.c.id != run_id)
     with snapshot(pool) as connection:
-        newest = connection.execute(of_pool.order_by(runs.c.id.desc()).limit(NEWEST_EVALUATIONS + 1)).all()
-        asked_for = {row.id: what_it_evaluates(row.config) for row in newest[:NEWEST_EVALUATIONS]}
-        own = {id: of for id, of in asked_for.items() if of is not None and of.run_id == run_id}
-        others = [row for row in newest if row.id in asked_for and asked_for[row.id] is None][:NEWEST_OTHERS]
+        newest, older = newest_evaluations(connection)
+        own = {id: of for id, (_, of) in newest.items() if of is not None and of.run_id == run_id}
+        others = {id: name for id, (name, of) in newest.items() if of is None and id != run_id}
         finished = connection.execute(_newest_groups(run_id).limit(NEWEST_GROUPS + 1)).all()
         held_out = [row.id for row in finished[:NEWEST_GROUPS] if row.purpose == "eval"]
-        members = {HELD_OUT: connection.execute(_members(held_out)).all()}
-        for row in others:
-            of_other = _newest_groups(row.id).limit(NEWEST_OF_OTHER).subquery()
-            members[row.name] = connection.execute(_members(select(of_other.c.id))).all()
+        members = {HELD_OUT: connection.execute(_members(held_out)).all()} if held_out else {}
+        for id, name in list(others.items())[:NEWEST_OTHERS]:
+            of_other = _newest_groups(id).limit(NEWEST_OF_OTHER).subquery()
+            members[name] = connection.execute(_members(select(of_other.c.id))).all()
         steps = _steps(connection, run_id, (row for rows in members.values() for row in rows))
-        points = _by_agent(connection, run_id, own)
-    points |= {name: _points((steps.get(_newest(row)), row.reward) for row in rows) for name, rows in members.items()}
-    older = len(newest) > NEWEST_EVALUATIONS or (bool(held_out) and len(finished) > NEWEST_GROUPS)
-    return RunRewards({name: some for name, some in points.items() if some}, older)
+        found = [*_evaluated(connection, run_id, own), *_sampled(members, steps)]
+    points = {part: _points((each.label(part), each) for each in found) for part in PARTS}
+    return RunRewards(points, older or (bool(held_out) and len(finished) > NEWEST_GROUPS))
 
 
-def _by_agent(connection: Connection, run_id: int, own: Mapping[int, Evaluates]) -> dict[str, list[RewardPoint]]:
-    """Return the means of evaluations that this run asked for, without those of weights that a rollback retired."""
-    if not own:  # SQLite walks all versions to find none of an empty list
-        return {}
-    current = _current(connection, run_id, {version_of(of.version) or 0 for of in own.values()})
-    ids = sorted(id for id, of in own.items() if version_of(of.version) in current)
-    agent = func.coalesce(groups.c.agent, attempts.c.agent)
-    query = (
-        select(groups.c.run_id, agent.label("agent"), func.avg(rollouts.c.reward).label("reward"))
-        .add_columns(func.count(rollouts.c.reward).label("rewards"))
-        .join_from(groups, rollouts, rollouts.c.group_id == groups.c.id)
-        .outerjoin(attempts, attempts.c.id == rollouts.c.attempt_id)
-        .where(groups.c.id.in_(newest_of_chains(ids)), rollouts.c.reward.is_not(None), ~MASKED)
-        .group_by(groups.c.run_id, agent)
-    )
-    points = defaultdict(list)
-    for row in connection.execute(query):
-        points[f"{row.agent} (evaluated)"].append(RewardPoint(own[row.run_id].step, row.reward, row.rewards))
-    return {name: sorted(some, key=lambda point: point.step) for name, some in sorted(points.items())}
+def _evaluated(connection: Connection, run_id: int, own: Mapping[int, Evaluates]) -> Iterator[_Rewards]:
+    """Yield the rewards of evaluations that this run asked for, without those of weights that a rollback retired."""
+    kept = current(connection, run_id, own)
+    for cell in evaluated_cells(connection, run_id, kept):
+        source = f"evaluated, {cell.tasks}" if cell.tasks else "evaluated"
+        yield _Rewards(source, cell.agent, cell.domain, kept[cell.run_id].step, cell.rewards, cell.total)
 
 
-def _current(connection: Connection, run_id: int, ids: Collection[int]) -> set[int]:
-    """Return those of these versions of a run that no rollback has retired."""
-    kept = select(policy_versions.c.id).where(policy_versions.c.id.in_(ids), policy_versions.c.retired_at.is_(None))
-    return set(connection.scalars(kept.where(policy_versions.c.run_id == run_id)))
+def _sampled(members: Mapping[str, Sequence[Row[Any]]], steps: Mapping[int, int]) -> Iterator[_Rewards]:
+    """Yield the rewards of these rollouts. Those without one, or of weights of other runs, do not count."""
+    for source, rows in members.items():
+        for row in rows:
+            step = steps.get(_newest(row))
+            if step is not None and row.reward is not None:
+                yield _Rewards(source, row.agent, row.domain, step, 1, row.reward)
 
 
 def _newest_groups(run_id: int) -> Any:
@@ -105,8 +110,14 @@ def _newest_groups(run_id: int) -> Any:
 
 def _members(ids: Any) -> Any:
     """Select the rollouts of these groups."""
-    columns = (rollouts.c.group_id, rollouts.c.reward, rollouts.c.versions)
-    return select(*columns).where(rollouts.c.group_id.in_(ids))
+    agent = func.coalesce(groups.c.agent, attempts.c.agent, "-").label("agent")
+    return (
+        select(rollouts.c.reward, rollouts.c.versions, tasks.c.domain, agent)
+        .join_from(groups, rollouts, rollouts.c.group_id == groups.c.id)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .outerjoin(attempts, attempts.c.id == rollouts.c.attempt_id)
+        .where(groups.c.id.in_(ids))
+    )
 
 
 def _newest(row: Row[Any]) -> int:
@@ -123,14 +134,15 @@ def _steps(connection: Connection, run_id: int, rows: Iterable[Row[Any]]) -> dic
     return {row.id: row.step for row in connection.execute(query.where(policy_versions.c.run_id == run_id))}
 
 
-def _points(pairs: Iterable[tuple[int | None, float | None]]) -> list[RewardPoint]:
-    """Return the mean reward at each step; rollouts without a reward, or of weights of other runs, do not count."""
-    by_step: dict[int, list[float]] = defaultdict(list)
-    for step, reward in pairs:
-        if step is not None and reward is not None:
-            by_step[step].append(reward)
-    return [RewardPoint(step, _mean(values), len(values)) for step, values in sorted(by_step.items())]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _points(labelled: Iterable[tuple[str, _Rewards]]) -> dict[str, list[RewardPoint]]:
+    """Return the mean reward of each label at each step."""
+    sums: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
+    for label, each in labelled:
+        count, total = sums[label].get(each.step, (0, 0.0))
+        if each.rewards:
+            sums[label][each.step] = (count + each.rewards, total + each.total)
+    return {
+        label: [RewardPoint(step, total / count, count) for step, (count, total) in sorted(of.items())]
+        for label, of in sorted(sums.items())
+        if of
+    }

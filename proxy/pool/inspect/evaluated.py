@@ -101,7 +101,7 @@ def points(pool: Pool, of: Sequence[Evaluation]) -> list[EvaluationPoint]:
         cells: dict[EvaluatedColumn, list[Any]] = defaultdict(list)
         for row in _rollouts(pool, each.run_id):
             agent = row.agent or "-"
-            cells[EvaluatedColumn(agent, agent not in trained, _content(row.spec) not in seen)].append(row)
+            cells[EvaluatedColumn(agent, agent not in trained, content_of(row.spec) not in seen)].append(row)
         found += [_point(each, column, rows) for column, rows in sorted(cells.items())]
     return found
 
@@ -149,6 +149,11 @@ def as_json(found: Iterable[EvaluationPoint], rows: Iterable[MatrixRow]) -> dict
     }
 
 
+def content_of(spec: Mapping[str, Any]) -> str:
+    """Return what a task asks for, whatever it is called."""
+    return json.dumps({key: value for key, value in spec.items() if key not in ("id", "metadata")}, sort_keys=True)
+
+
 def _rollouts(pool: Pool, run_id: int) -> Sequence[Any]:
     """The rollouts of a run that have ended, without those of groups that another one replaces."""
     columns = (groups.c.agent, tasks.c.spec, rollouts.c.reward, rollouts.c.versions, MASKED.label("masked"))
@@ -162,12 +167,7 @@ def _trained_tasks(pool: Pool, run_id: int) -> set[str]:
     query = select(tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
     trained = query.where(groups.c.run_id == run_id, groups.c.purpose.is_(None))
     with pool.read() as connection:
-        return {_content(spec) for spec in connection.scalars(trained)}
-
-
-def _content(spec: Mapping[str, Any]) -> str:
-    """What a task asks for, whatever it is called."""
-    return json.dumps({key: value for key, value in spec.items() if key not in ("id", "metadata")}, sort_keys=True)
+        return {content_of(spec) for spec in connection.scalars(trained)}
 
 
 def _point(evaluation: Evaluation, column: EvaluatedColumn, rows: Sequence[Any]) -> EvaluationPoint:

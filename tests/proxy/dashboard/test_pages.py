@@ -15,8 +15,8 @@ from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_g
 from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, tasks, train_steps
 from proxy.pool.training.evaluations import open_evaluation
-from proxy.pool.training.steps import versions
-from tests.pool.make import TASK
+from proxy.pool.training.steps import Published, versions
+from tests.pool.make import TASK, publish_next
 from tests.proxy.dashboard.conftest import Visit, Visitor
 from tests.proxy.dashboard.make import HOSTILE, Story, Work, many_calls, story
 
@@ -64,10 +64,18 @@ async def test_evaluations_stand_at_the_step_of_the_weights_that_made_them(
             connection.execute(update(rollouts).where(rollouts.c.id == id).values(versions=each))
     visitor = await visit(database)
     got = await visitor.ask("runs/train/rewards")
-    assert got["evaluations"] == {told.evaluation: [{"step": 2, "reward": 0.5, "rewards": 2}]} and not got["older"]
+    points = [{"step": 2, "reward": 0.5, "rewards": 2}]
+    assert got["evaluations"] == {
+        "all": {told.evaluation: points},
+        "agent": {f"scaffold ({told.evaluation})": points},
+        "domain": {f"agent ({told.evaluation})": points},
+    }
+    assert not got["older"]
 
 
-async def test_evaluations_that_a_run_asked_for_are_curves_by_agent(visit: Visit, database: str, pool: Pool) -> None:
+async def test_evaluations_that_a_run_asked_for_are_points_of_its_curves(
+    visit: Visit, database: str, pool: Pool
+) -> None:
     """Of a rollout that was replaced the newest counts, a masked cheat does not, nor what a rollback retired."""
     story(pool)
     run = find_run(pool, "train")
@@ -81,20 +89,62 @@ async def test_evaluations_that_a_run_asked_for_are_curves_by_agent(visit: Visit
         for end in ends[1:]:
             evaluated(pool, evaluation.run_id, end)
     visitor = await visit(database)
-    [(name, points)] = [
-        each for each in (await visitor.ask("runs/train/rewards"))["evaluations"].items() if each[0] != "held out/1"
-    ]
-    assert (name, [point["step"] for point in points]) == ("held (evaluated)", [0, 1, 2])
+    found = (await visitor.ask("runs/train/rewards"))["evaluations"]
+    points = found["all"]["evaluated, held-out tasks"]
+    assert found["agent"]["held (evaluated, held-out tasks)"] == points
+    assert found["domain"]["agent (evaluated, held-out tasks)"] == points
+    assert [point["step"] for point in points] == [0, 1, 2]
     assert [(point["reward"], point["rewards"]) for point in points] == [(0.5, 2), (1.0, 2), (0.5, 1)]
     with pool.write() as connection:
         last = policy_versions.c.step == 2
         connection.execute(update(policy_versions).where(last).values(retired_at=1.0))
-    assert len((await visitor.ask("runs/train/rewards"))["evaluations"][name]) == 2
+    found = (await visitor.ask("runs/train/rewards"))["evaluations"]
+    assert len(found["all"]["evaluated, held-out tasks"]) == 2
 
 
-def evaluated(pool: Pool, run_id: int, outcome: Outcome, replaces: int | None = None) -> int:
+async def test_held_out_and_trained_tasks_are_apart_in_curves_and_matrix(
+    visit: Visit, database: str, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task is compared by what it asks for, not by its name."""
+    run = open_run(pool, "train", "train", {})
+    known, new = TASK, {"id": "new", "instruction": "do another", "domain": "math"}
+    open_group(pool, run.id, known, 1, replace(DEFAULTS, agent="own"))
+    open_group(pool, run.id, new, 1, replace(DEFAULTS, agent="own", held_out=True))
+    for step in (0, 1, 2):
+        version = publish_next(pool, run.id, Published(step=step, checkpoint="c", hf_dir="h", metrics={}))
+        evaluation = open_evaluation(pool, run, version, {}, engine="", rollouts=3)
+        for task, agent, reward in [(known | {"id": "renamed"}, "own", 1.0), (new, "own", 0.0), (new, "other", 0.5)][
+            : 3 - step % 2
+        ]:
+            evaluated(pool, evaluation.run_id, Outcome(attempt_id=None, reward=reward), agent=agent, task=task)
+    visitor = await visit(database)
+    found = (await visitor.ask("runs/train/rewards"))["evaluations"]
+    assert {name: points[0]["reward"] for name, points in found["all"].items()} == {
+        "evaluated, trained tasks": 1.0, "evaluated, held-out tasks": 0.25
+    }  # fmt: skip
+    assert list(found["agent"]) == [
+        "other (evaluated, held-out tasks)", "own (evaluated, held-out tasks)", "own (evaluated, trained tasks)"
+    ]  # fmt: skip
+    assert list(found["domain"]) == ["agent (evaluated, trained tasks)", "math (evaluated, held-out tasks)"]
+    matrix = await visitor.ask("runs/train/evaluations")
+    lines = [(line["step"], line["trained"], line["evaluation"]) for line in matrix["lines"]]
+    assert lines == [(0, [], "train-eval-v1"), (2, ["own"], "train-eval-v3")]  # that of step 1 is not finished
+    cells = [(cell["agent"], cell["agent_held_out"], cell["tasks"]) for cell in matrix["lines"][1]["cells"]]
+    assert cells == [
+        ("other", True, "held-out tasks"), ("own", False, "held-out tasks"), ("own", False, "trained tasks")
+    ]  # fmt: skip
+    assert [cell["reward"] for cell in matrix["lines"][1]["cells"]] == [0.5, 0.0, 1.0]
+    assert (await visitor.ask("runs/train-eval-v1/evaluations"))["lines"] == []
+    monkeypatch.setattr("proxy.pool.browse.evaluated.MOST_TASKS", 1)
+    found = (await visitor.ask("runs/train/rewards"))["evaluations"]
+    assert "evaluated, held-out tasks" not in found["all"] and "evaluated" in found["all"]
+
+
+def evaluated(
+    pool: Pool, run_id: int, outcome: Outcome, replaces: int | None = None, agent: str = "held", task: Any = TASK
+) -> int:
     """Open a group of one rollout and end it; the group's id."""
-    [member] = open_group(pool, run_id, TASK, 1, replace(DEFAULTS, agent="held", replaces=replaces))
+    [member] = open_group(pool, run_id, task, 1, replace(DEFAULTS, agent=agent, replaces=replaces))
     finish_rollout(pool, member.rollout_id, outcome)
     return member.group_id
 

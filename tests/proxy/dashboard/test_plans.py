@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from benchmarks.pool import fill, finish_group
+from benchmarks.pool import TASK, fill, finish_group
 from proxy.pool.browse.attempts.acts import attempt_events
 from proxy.pool.browse.attempts.attempt import attempt_view, calls_page
 from proxy.pool.browse.attempts.conversation import conversation, reply_piece
 from proxy.pool.browse.changes import marks
+from proxy.pool.browse.evaluated import evaluation_matrix
 from proxy.pool.browse.groups import group_view, groups_page
 from proxy.pool.browse.machines import machines
 from proxy.pool.browse.queue import queue
@@ -24,6 +25,10 @@ from proxy.pool.browse.steps import curves, metric_names
 from proxy.pool.browse.tokens.page import token_page
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.account import account
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.evaluations import open_evaluation
+from proxy.pool.training.steps import versions
 from tests.pool.test_plans import watched
 from tests.proxy.dashboard.make import metrics
 
@@ -32,7 +37,7 @@ MIDDLE = 0.4
 
 
 def filled(pool: Pool, rows: int) -> int:
-    """A run with so many groups, metrics for each of its steps, and some open groups."""
+    """A run with so many groups, metrics for each of its steps, some open groups, and evaluations of it."""
     run_id = fill(pool, rows)
     given = {"metrics": msgspec.json.encode(metrics(3)).decode()}
     value = ":metrics" if pool.dialect == "sqlite" else "cast(:metrics as json)"
@@ -42,10 +47,22 @@ def filled(pool: Pool, rows: int) -> int:
         )
     for _ in range(5):
         finish_group(pool, run_id, "v1", members=8, calls=8, tokens=100)
+    evaluate(pool, run_id)
     if pool.dialect == "postgresql":
         with pool.write() as connection:
             connection.execute(text("analyze"))
     return run_id
+
+
+def evaluate(pool: Pool, run_id: int) -> None:
+    """Two evaluations of a run, each at a trained task and at two that are held out."""
+    run = find_run(pool, "long")
+    assert run.id == run_id
+    for version in versions(pool, run_id)[:2]:
+        evaluation = open_evaluation(pool, run, version, {}, engine="", rollouts=3)
+        for task in (TASK, TASK | {"id": "a", "instruction": "a"}, TASK | {"id": "b", "instruction": "b"}):
+            [member] = open_group(pool, evaluation.run_id, task, 1)
+            finish_rollout(pool, member.rollout_id, Outcome(attempt_id=None, reward=0.5))
 
 
 def operations(pool: Pool, run_id: int, rows: int) -> dict[str, Callable[[], Any]]:
@@ -58,6 +75,7 @@ def operations(pool: Pool, run_id: int, rows: int) -> dict[str, Callable[[], Any
         "metric names": lambda: metric_names(pool, run_id),
         "curves": lambda: curves(pool, run_id, ["reward_mean", "staleness_tokens"]),
         "rewards": lambda: run_rewards(pool, run_id),
+        "evaluations": lambda: evaluation_matrix(pool, run_id),
         "machines": lambda: machines(pool),
         "events": lambda: attempt_events(pool, one),
         "queue": lambda: queue(pool, run_id),

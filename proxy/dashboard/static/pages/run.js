@@ -7,6 +7,7 @@ import { ago, num, percent, time } from "../format.js";
 import { STATES, badge, crumbs, facts, more, row, section, table, toRun } from "../parts.js";
 import { curvesOf } from "../curves.js";
 import { accountOf } from "../account.js";
+import { evaluationsOf } from "../evaluations.js";
 import { groupLine, GROUP_HEADS } from "../grouplist.js";
 import { queueOf } from "../queue.js";
 import { workers } from "./runs.js";
@@ -17,19 +18,22 @@ export async function run(box, { parts, params, signal }) {
   const whole = await ask(`runs/${part(name)}`, {}, signal);
   const head = h("div");
   const curves = h("div");
+  const evaluations = h("div");
   const queue = h("div");
   const account = h("div");
   const groups = h("div");
   box.append(
     head,
     section("Curves", curves),
+    evaluations,
     section("Queue", queue),
     section("Account", account),
     section("Groups", groups),
   );
   drawHead(head, whole);
   const shown = await curvesOf(curves, whole, params, signal);
-  await Promise.all([
+  const [evaluated] = await Promise.all([
+    evaluationsOf(evaluations, name, signal),
     each(queue, () => queueOf(queue, name, whole, signal)),
     each(account, () => accountOf(account, name, signal)),
     each(groups, () => groupsOf(groups, name, params, signal)),
@@ -45,6 +49,7 @@ export async function run(box, { parts, params, signal }) {
       const now = await ask(`runs/${part(name)}`, {}, signal);
       drawHead(head, now);
       if (steps) await shown.again(now);
+      if (marks.has("finished") || marks.has("retired")) evaluated();
       await each(queue, () => queueOf(queue, name, now, signal));
       if (moved) await each(account, () => accountOf(account, name, signal));
     },
