@@ -10,7 +10,7 @@ from proxy.pool.browse.evaluated import evaluation_matrix
 from proxy.pool.browse.groups import group_view, groups_page
 from proxy.pool.browse.queue import queue
 from proxy.pool.browse.rewards import run_rewards
-from proxy.pool.browse.runs import PAGE, run_entry, runs_page
+from proxy.pool.browse.runs import PAGE, run_entry, run_names, runs_page
 from proxy.pool.browse.sessions import PAGE as SESSIONS
 from proxy.pool.browse.sessions import sessions_page
 from proxy.pool.browse.steps import MOST_POINTS, curves, metric_names
@@ -35,6 +35,7 @@ class RunRoutes:
     def add(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
         router.add_get("/api/runs", self._runs)
+        router.add_get("/api/run-names", self._names)
         router.add_get("/api/sessions", self._sessions)
         router.add_get("/api/runs/{run}", self._run)
         router.add_get("/api/runs/{run}/curves", self._curves)
@@ -51,6 +52,10 @@ class RunRoutes:
         busy = await self._read(traffic, self._pool, {entry.id: entry.name for entry in entries})
         before = entries[-1].id if len(entries) == PAGE else None
         return answer({"pool": self._pool.name, "runs": entries, "before": before, "traffic": busy})
+
+    async def _names(self, request: web.Request) -> web.Response:
+        wanted = (chosen(request.query, "like") or "", chosen(request.query, "stepped") is not None)
+        return answer({"names": await self._read(run_names, self._pool, *wanted)})
 
     async def _sessions(self, request: web.Request) -> web.Response:
         """Answer with a page of sessions: agents that no run started."""

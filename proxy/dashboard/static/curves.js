@@ -5,6 +5,7 @@ import { ask, name as part } from "./api.js";
 import { here, remember } from "./address.js";
 import { chart } from "./chart.js";
 import { NOTHING, num } from "./format.js";
+import { runChoice } from "./runname.js";
 
 // title, metrics (a name that ends with / stands for its family), what it is
 const CHARTS = [
@@ -74,12 +75,7 @@ export async function curvesOf(box, whole, params, signal) {
     },
   });
   const names = h("datalist", { id: "metric-names" });
-  const over = h("select", {
-    "aria-label": "lay another run over this one",
-    onchange: () => {
-      if (over.value) lay(over.value);
-    },
-  });
+  const over = runChoice("lay a run over it", { stepped: true, chosen: lay }, signal);
   const all = h(
     "button",
     {
@@ -92,7 +88,7 @@ export async function curvesOf(box, whole, params, signal) {
     "all steps",
   );
   const laid = h("span");
-  tools.append(metric, names, " ", over, " ", laid, " ", all);
+  tools.append(metric, names, " ", ...over, " ", laid, " ", all);
   tools.append(h("span.quiet", {}, " drag in a chart to choose steps"));
 
   function add(each) {
@@ -101,19 +97,8 @@ export async function curvesOf(box, whole, params, signal) {
   }
 
   function lay(each) {
-    others = [...new Set([...others, each])].slice(0, 3);
+    if (each !== own) others = [...new Set([...others, each])].slice(0, 3);
     draw();
-  }
-
-  async function fillRuns() {
-    const page = await ask("runs", {}, signal);
-    clear(
-      over,
-      h("option", { value: "" }, "lay a run over it"),
-      page.runs
-        .filter((run) => run.step !== null && run.name !== own)
-        .map((run) => h("option", { value: run.name }, run.name)),
-    );
   }
 
   async function draw() {
@@ -149,22 +134,25 @@ export async function curvesOf(box, whole, params, signal) {
     try {
       const [got, beside] = await Promise.all([
         Promise.all(runs.map((each) => fetched(each, wanted, range, signal))),
-        ask(`runs/${part(own)}/rewards`, {}, signal),
+        Promise.all(runs.map((each) => ask(`runs/${part(each)}/rewards`, {}, signal))),
       ]);
       for (const each of charts) each.end();
       charts = [];
       clear(grid);
       const first = got[0];
-      note.textContent = words(first, runs) + (beside.older ? "; older evaluations are not drawn" : "");
+      const older = beside.some((each) => each.older) ? "; older evaluations are not drawn" : "";
+      note.textContent = words(first, runs) + older;
       const within = ([step]) =>
         (range[0] === null || step >= Number(range[0])) && (range[1] === null || step <= Number(range[1]));
-      const dots = (known) =>
-        Object.entries(known).map(([label, points]) => ({
-          label,
-          points: points.map((each) => [each.step, each.reward]).filter(within),
-        }));
+      const dots = (what) =>
+        beside.flatMap((each, number) =>
+          Object.entries(each.evaluations[what] || {}).map(([label, points]) => ({
+            label: runs.length > 1 ? `${label} · ${runs[number]}` : label,
+            points: points.map((point) => [point.step, point.reward]).filter(within),
+          })),
+        );
       for (const [title, metrics, hint, mine] of rows) {
-        const marks = dots(beside.evaluations[EVALUATED[title]] || {});
+        const marks = dots(EVALUATED[title]);
         if (!metrics.length && !marks.length && !mine) continue;
         const drawn = chart({
           title,
@@ -201,7 +189,7 @@ export async function curvesOf(box, whole, params, signal) {
     }
   }
 
-  await Promise.all([draw(), fillRuns()]);
+  await draw();
   return {
     again: async (now) => {
       known = now.metrics;

@@ -37,7 +37,8 @@ function matrix({ lines, older }) {
     h(
       "p.quiet",
       {},
-      "The first and the last finished evaluation of each training run. Held out are agents and tasks that a run was not trained with.",
+      "The first and the last finished evaluation of each training run. ",
+      "Held out are agents and tasks that a run was not trained with.",
       older ? " Older evaluations are not looked at." : "",
     ),
   ];
@@ -62,8 +63,5 @@ function column(cell) {
 function outcome(cell) {
   const left = { missing: cell.rollouts - cell.masked - cell.rewards, masked: cell.masked };
   const words = Object.entries(left).flatMap(([name, count]) => (count ? [`${num(count)} ${name}`] : []));
-  return [
-    reward(cell.reward),
-    h("span.quiet", {}, ` ${[`of ${num(cell.rewards)}`, ...words].join(", ")}`),
-  ];
+  return [reward(cell.reward), h("span.quiet", {}, ` ${[`of ${num(cell.rewards)}`, ...words].join(", ")}`)];
 }

@@ -17,7 +17,7 @@ from proxy.pool.rollouts.runs import current_version, is_paused, version_name
 from proxy.pool.schema import groups, interventions, policy_versions, rollouts, runs, train_steps
 
 PAGE = 25
-"""Runs of a page."""
+"""Runs of a page, and names that are offered at once."""
 POINTS = 24
 """Steps of the small reward curve of a run."""
 NEWEST_GROUPS = 64
@@ -90,6 +90,19 @@ def runs_page(pool: Pool, before: int | None = None, limit: int = PAGE) -> list[
     with snapshot(pool) as connection:
         now = database_time(connection, pool)
         return [_entry(connection, row, now) for row in connection.execute(query)]
+
+
+def run_names(pool: Pool, like: str = "", stepped: bool = False) -> list[str]:
+    """Return the names of the newest runs that have this text in their names; `stepped`: with published weights."""
+    query = select(runs.c.name).order_by(runs.c.id.desc()).limit(PAGE)
+    if like:
+        if "\0" in like:  # PostgreSQL does not even compare it
+            return []
+        query = query.where(runs.c.name.icontains(like, autoescape=True))
+    if stepped:
+        query = query.where(select(policy_versions.c.id).where(policy_versions.c.run_id == runs.c.id).exists())
+    with snapshot(pool) as connection:
+        return list(connection.scalars(query))
 
 
 def run_entry(pool: Pool, name: str) -> RunEntry:

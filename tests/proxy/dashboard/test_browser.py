@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
+from proxy.pool.browse.runs import PAGE
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import rollouts
+from proxy.pool.training.evaluations import open_evaluation
+from proxy.pool.training.steps import Published
 from tests.conftest import need
-from tests.proxy.dashboard.make import HOSTILE, Story, story
+from tests.pool.make import publish_next
+from tests.proxy.dashboard.make import HOSTILE, TASK, Story, metrics, story
 from tests.proxy.dashboard.test_plans import filled
 from tests.proxy.sdks import environments
 
@@ -133,6 +138,28 @@ def test_every_place_is_reached_by_keyboard_alone(home: tuple[Path, Story, Pool]
     assert seen["search"].endswith("#/search?q=parser") and seen["troubles"] == []
     assert seen["question"].endswith("#/search?event=retry_loop&most_reward=0")
     assert f"#/rollout/{told.rollouts[0]}" in seen["looped"]
+
+
+@pytest.mark.long
+def test_an_older_run_is_laid_over_another_one_with_its_evaluations(home: tuple[Path, Story, Pool]) -> None:
+    file, _, pool = home
+    run = open_run(pool, "the older one", "train", {})
+    for step in (0, 1):
+        done = Published(step=step, checkpoint="c", hf_dir="h", metrics=metrics(1) if step else {})
+        evaluation = open_evaluation(pool, run, publish_next(pool, run.id, done), {}, engine="", rollouts=1)
+        [member] = open_group(pool, evaluation.run_id, TASK, 1, replace(DEFAULTS, agent="held"))
+        finish_rollout(pool, member.rollout_id, Outcome(attempt_id=None, reward=step))
+    for number in range(PAGE):
+        open_run(pool, f"newer {number}", "collect", {})
+    with served(file) as address:
+        seen = walk(address, "lay", run="train", part="older", name="the older one")
+        [matrix] = walk(address, "look", pages=["/run/the%20older%20one"])
+    assert "with=the+older+one" in seen["url"] and seen["troubles"] == []
+    for title, what in (("reward", ""), ("reward by agent", "held"), ("reward by domain", "agent")):
+        label = f"{what} (evaluated, held-out tasks)" if what else "evaluated, held-out tasks"
+        assert f"{label} · the older one" in [text.strip() for text in seen["legends"][title]]
+    demand_clean(matrix)
+    assert "the older one-eval-v" in matrix["text"] and "nothing yet" in matrix["text"]
 
 
 @pytest.mark.long

@@ -32,6 +32,22 @@ async def test_the_list_of_runs_has_state_step_reward_and_alarms(visitor: Visito
     assert page["before"] is None and (await visitor.ask("runs", before=train["id"]))["runs"] == []
 
 
+async def test_every_run_is_found_by_a_part_of_its_name(visit: Visit, database: str, pool: Pool) -> None:
+    for number in range(30):
+        run = open_run(pool, f"run {number} of 50%", "train", {})
+        if number % 2:
+            publish_next(pool, run.id, Published(step=0, checkpoint="c", hf_dir="h", metrics={}))
+    visitor = await visit(database)
+    newest = (await visitor.ask("run-names"))["names"]
+    assert newest == [f"run {number} of 50%" for number in range(29, 4, -1)]
+    assert (await visitor.ask("run-names", like="UN 3 "))["names"] == ["run 3 of 50%"]
+    assert (await visitor.ask("run-names", like="2", stepped=1))["names"] == [
+        f"run {number} of 50%" for number in (29, 27, 25, 23, 21)
+    ]
+    assert [(await visitor.ask("run-names", like=text))["names"] for text in ("_", "\0")] == [[], []]
+    assert len((await visitor.ask("run-names", like="50%"))["names"]) == 25
+
+
 async def test_a_run_names_its_metrics_rules_and_interventions(visitor: Visitor, told: Story) -> None:
     whole = await visitor.ask("runs/train")
     assert whole["config"] == {"seed": 1, "sandbox": "process"}

@@ -167,6 +167,29 @@ def live(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     return {"before": before}
 
 
+def lay(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """Find a run by a part of its name and lay it over another one."""
+    context = opened(browser, task)
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    go(page, task, f"/run/{task['run']}")
+    field = page.get_by_label("lay a run over it")
+    field.press_sequentially(task["part"])
+    page.wait_for_selector(f"datalist option[value='{task['name']}']", state="attached", timeout=SECONDS)
+    field.fill(task["name"])
+    field.press("Enter")
+    page.wait_for_selector(f"button.chip:has-text('{task['name']}')", timeout=SECONDS)
+    page.wait_for_selector(f".legend li:has-text('{task['name']}')", timeout=SECONDS)
+    charts = page.locator("figure.chart")
+    legends = {
+        figure.locator(".title").inner_text(): figure.locator(".legend li").all_inner_texts() for figure in charts.all()
+    }
+    seen = {"url": page.url, "legends": legends, "troubles": watch.troubles}
+    context.close()
+    return seen
+
+
 def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
     for file, (where, size, dark, height, clicks) in task["pictures"].items():
@@ -186,7 +209,7 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
-    "look": look, "keyboard": keyboard, "live": live, "pictures": pictures
+    "look": look, "keyboard": keyboard, "live": live, "lay": lay, "pictures": pictures
 }  # fmt: skip
 
 if __name__ == "__main__":

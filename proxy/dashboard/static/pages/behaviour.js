@@ -6,6 +6,7 @@ import { link } from "../address.js";
 import { chart } from "../chart.js";
 import { num, percent, seconds, words } from "../format.js";
 import { badge, crumbs, section, table, toRun } from "../parts.js";
+import { runChoice } from "../runname.js";
 
 const CHARTS = [
   ["turns and calls", ["behaviour/turns", "behaviour/calls"]],
@@ -29,20 +30,10 @@ export async function behaviour(box, { parts, params, signal }) {
     return {};
   }
   const whole = await ask(`runs/${part(own)}`, {}, signal);
-  const names = [...new Set([own, ...runs.map((run) => run.name)])];
   const grid = h("div.charts");
   const added = h("div");
   const monitor = h("div");
-  const choice = h(
-    "select",
-    {
-      "aria-label": "run",
-      onchange: () => {
-        location.hash = link(["behaviour", choice.value]);
-      },
-    },
-    names.map((each) => h("option", { value: each, selected: each === own }, each)),
-  );
+  const choice = runChoice("another run", { chosen: (name) => (location.hash = link(["behaviour", name])) }, signal);
   box.append(
     crumbs(["Runs", "#/"], [own, toRun(own)], ["behaviour"]),
     h("h1", {}, `Behaviour of ${own}`),

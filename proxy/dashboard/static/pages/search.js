@@ -5,6 +5,7 @@ import { ask } from "../api.js";
 import { link } from "../address.js";
 import { ago, num, words } from "../format.js";
 import { badge, more, reward, row, table } from "../parts.js";
+import { runField } from "../runname.js";
 
 const FIELDS = [
   "q",
@@ -35,9 +36,6 @@ const QUESTIONS = [
 
 export async function search(box, { params, signal }) {
   const state = await ask("search/index", {}, signal);
-  const runs = (await ask("runs", {}, signal)).runs.map((run) => run.name);
-  const own = params.get("run");
-  if (own && !runs.includes(own)) runs.push(own);
   const value = (name) => params.get(name) || "";
   const input = (name, text, given = {}) =>
     h("label", {}, h("span", {}, text), h("input", { name, value: value(name), maxlength: 200, ...given }));
@@ -62,7 +60,12 @@ export async function search(box, { params, signal }) {
       },
     },
     input("q", "words", { type: "search", placeholder: 'No such file, "exact phrase", begin*' }),
-    choice("run", "run", [["", "every run"], ...runs.map((run) => [run, run])]),
+    h(
+      "label",
+      {},
+      h("span", {}, "run"),
+      runField({ name: "run", value: value("run"), placeholder: "every run" }, signal).parts,
+    ),
     choice("event", "event", [["", "any or none"], ...state.kinds.map((kind) => [kind, words(kind)])]),
     choice("failure", "failure", [
       ["", "any or none"],
