@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { ask } from "./api.js";
+import { here, remember } from "./address.js";
 import { num, words } from "./format.js";
 import { badge } from "./parts.js";
 
@@ -19,11 +20,13 @@ const BAD = new Set([
   "test_edited",
 ]);
 
+const USUALLY_OFF = new Set(["tool_called"]);
+
 export async function eventsOf(box, attempt, call, select, signal) {
   const got = await ask(`attempts/${attempt}/events`, {}, signal);
   const counts = new Map();
   for (const event of got.events) counts.set(event.kind, (counts.get(event.kind) || 0) + 1);
-  const off = new Set(["tool_called"]);
+  const off = hidden(counts);
   const list = h("ol.events");
   const kinds = [...counts].sort((a, b) => b[1] - a[1]);
   const buttons = kinds.map(([kind, count]) =>
@@ -36,6 +39,7 @@ export async function eventsOf(box, attempt, call, select, signal) {
           if (off.has(kind)) off.delete(kind);
           else off.add(kind);
           event.currentTarget.setAttribute("aria-pressed", off.has(kind) ? "false" : "true");
+          remember({ kinds: chosen(counts, off) });
           draw();
         },
       },
@@ -86,4 +90,18 @@ export async function eventsOf(box, attempt, call, select, signal) {
     ),
     list,
   );
+}
+
+// The kinds of event that the address does not choose. It names those that are shown, or "none".
+function hidden(counts) {
+  const named = here().params.get("kinds");
+  if (named === null) return new Set(USUALLY_OFF);
+  const shown = new Set(named.split(","));
+  return new Set([...counts.keys()].filter((kind) => !shown.has(kind)));
+}
+
+function chosen(counts, off) {
+  const kinds = [...counts.keys()];
+  if (kinds.every((kind) => off.has(kind) === USUALLY_OFF.has(kind))) return "";
+  return kinds.filter((kind) => !off.has(kind)).join(",") || "none";
 }

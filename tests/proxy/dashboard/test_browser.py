@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
@@ -138,6 +139,25 @@ def test_every_place_is_reached_by_keyboard_alone(home: tuple[Path, Story, Pool]
     assert seen["search"].endswith("#/search?q=parser") and seen["troubles"] == []
     assert seen["question"].endswith("#/search?event=retry_loop&most_reward=0")
     assert f"#/rollout/{told.rollouts[0]}" in seen["looped"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_kinds_of_events_and_the_place_in_a_log_are_in_the_address(home: tuple[Path, Story, Pool], size: str) -> None:
+    file, told, pool = home
+    logs = file.parent / "logs"
+    logs.mkdir()
+    (logs / f"attempt-{told.attempt}.log").write_text("".join(f"line {number}\n" for number in range(15_000)))
+    (file.parent / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "train"}))
+    with served(file) as address:
+        rollout = f"/rollout/{told.rollouts[0]}?call={told.calls[0]}"
+        seen = walk(address, "places", rollout=rollout, size=size)
+    kinds = parse_qs(urlsplit(seen["events"]).fragment.partition("?")[2])["kinds"][0].split(",")
+    assert "retry_loop" not in kinds and "tool_failed" in kinds and "tool_called" not in kinds
+    assert set(seen["kinds"]) == {kind.replace("_", " ") for kind in kinds}
+    assert len(seen["pressed"]) == len(kinds) and seen["troubles"] == []
+    place = parse_qs(urlsplit(seen["log"]).fragment.partition("?")[2])["log"][0]
+    assert int(place) > 0 and seen["place"] == place and seen["log again"] == seen["log"]
 
 
 @pytest.mark.long

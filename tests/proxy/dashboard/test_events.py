@@ -1,12 +1,13 @@
 """Behaviour and logs of an attempt, as its page shows them."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from sqlalchemy.engine import make_url
 
-from proxy.pool.browse.attempts.logs import PIECE
+from proxy.pool.browse.attempts.logs import BLOCK, PIECE
 from proxy.pool.database import Pool, insert_row, open_pool
 from proxy.pool.rollouts.runs import find_run, note_directory
 from proxy.pool.schema import attempts
@@ -23,6 +24,10 @@ async def test_the_events_of_an_attempt_lead_to_its_calls(visitor: Visitor, told
     assert page["calls"] == len(told.calls) and not page["more"] and page["unknown"] == 0
 
 
+def text_of(piece: dict[str, Any]) -> str:
+    return "".join(block["text"] for block in piece["blocks"])
+
+
 async def test_a_log_beside_the_pool_is_read_in_pieces(visit: Visit, tmp_path: Path) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
     told = story(pool)
@@ -32,14 +37,21 @@ async def test_a_log_beside_the_pool_is_read_in_pieces(visit: Visit, tmp_path: P
     (logs / f"attempt-{told.attempt}.log").write_bytes(text.encode() + b"\xff\xfe end")
     visitor = await visit(pool.url)
     none = await visitor.ask(f"attempts/{told.attempt}/log")
-    assert none["text"] == "" and "not on this machine" in none["missing"]
+    assert none["blocks"] == [] and "not on this machine" in none["missing"]
     (tmp_path / "runs" / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "other"}))
     assert (await visitor.ask(f"attempts/{told.attempt}/log"))["missing"]
     (tmp_path / "runs" / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "train"}))
     last = await visitor.ask(f"attempts/{told.attempt}/log")
-    assert last["text"].endswith("\ufffd\ufffd end") and last["offset"] == last["total"] - PIECE
+    assert text_of(last).endswith("\ufffd\ufffd end") and last["offset"] == last["total"] - PIECE
     first = await visitor.ask(f"attempts/{told.attempt}/log", offset=0, until=last["offset"])
-    assert first["text"].startswith(HOSTILE[1]) and first["next"] == last["offset"]
+    assert text_of(first).startswith(HOSTILE[1]) and first["next"] == last["offset"]
+    whole = text.encode() + b"\xff\xfe end"
+    offsets = [block["offset"] for piece in (first, last) for block in piece["blocks"]]
+    assert len(offsets) > len(whole) // (2 * BLOCK)
+    begins = [offset for offset in offsets if offset != last["offset"]]  # a piece may begin within a line
+    assert all(whole[:offset].endswith(b"\n") for offset in begins[1:]) and begins[0] == 0
+    place = await visitor.ask(f"attempts/{told.attempt}/log", offset=begins[2])
+    assert place["blocks"][0] == first["blocks"][2] and place["offset"] == begins[2]
     other = await visitor.ask(f"attempts/{told.attempt + 1}/log")
     assert "has no log of this attempt" in other["missing"]
     session = await visitor.ask(f"attempts/{told.session}/log")
@@ -69,7 +81,9 @@ async def test_a_log_is_found_where_the_pool_says_that_its_run_keeps_it(
     where = {"pool": by_another.render_as_string(hide_password=False), "name": "train"}
     (directory / "whereabouts.json").write_bytes(msgspec.json.encode(where))
     for attempt in (told.attempt, evaluated):
-        assert (await visitor.ask(f"attempts/{attempt}/log"))["text"] == f"the log of {attempt}"
+        assert (await visitor.ask(f"attempts/{attempt}/log"))["blocks"] == [
+            {"offset": 0, "text": f"the log of {attempt}"}
+        ]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "endless link"])
@@ -81,8 +95,8 @@ async def test_a_log_that_is_no_file_of_the_directory_is_not_shown(visit: Visit,
     log = tmp_path / "logs" / f"attempt-{told.attempt}.log"
     log.parent.mkdir()
     log.write_text("a secret")
-    assert (await visitor.ask(f"attempts/{told.attempt}/log"))["text"] == "a secret"
+    assert text_of(await visitor.ask(f"attempts/{told.attempt}/log")) == "a secret"
     plant(log, kind)
     shown = await visitor.ask(f"attempts/{told.attempt}/log")
-    assert shown["text"] == "" and "has no log of this attempt" in shown["missing"]
+    assert shown["blocks"] == [] and "has no log of this attempt" in shown["missing"]
     pool.close()

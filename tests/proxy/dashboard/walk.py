@@ -21,6 +21,12 @@ RENAME = """names => {
         texts.currentNode.data = texts.currentNode.data.replaceAll(old, now);
 }"""
 """Gives places of one machine other names, for pictures that others see."""
+IN_SIGHT = """() => {
+    const pane = document.querySelector('.pane').getBoundingClientRect();
+    const edge = Math.max(pane.top, document.querySelector('.bar').offsetHeight);
+    return document.elementFromPoint(pane.left + 40, edge + 20).closest('[data-at]').dataset.at;
+}"""
+"""Finds the lines of a log below the edge, by their place in it."""
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
@@ -190,6 +196,34 @@ def lay(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
+def places(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """Choose kinds of events and scroll through a log; load each of the addresses that came of it again."""
+    context = opened(browser, task, task["size"])
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    go(page, task, f"{task['rollout']}&view=events")
+    page.locator(".pane .chip", has_text="retry loop").click()
+    seen = {"events": page.url}
+    page.reload()
+    page.wait_for_selector(".events li", timeout=SECONDS)
+    seen["kinds"] = page.locator(".events .badge").all_inner_texts()
+    seen["pressed"] = page.locator(".pane .chip[aria-pressed=true]").all_inner_texts()
+    go(page, task, f"{task['rollout']}&view=log")
+    page.get_by_role("button", name="earlier").click()
+    page.wait_for_selector(".log [data-at='0']", timeout=SECONDS)
+    page.evaluate("document.querySelector('.pane').scrollTop = 30000; window.scrollBy(0, 30000)")
+    page.wait_for_timeout(800)
+    seen["log"] = page.url
+    page.reload()
+    page.wait_for_selector(".log [data-at]", timeout=SECONDS)
+    page.wait_for_timeout(1000)
+    seen["log again"], seen["place"] = page.url, page.evaluate(IN_SIGHT)
+    seen["troubles"] = watch.troubles
+    context.close()
+    return seen
+
+
 def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
     for file, (where, size, dark, height, clicks) in task["pictures"].items():
@@ -209,7 +243,7 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
-    "look": look, "keyboard": keyboard, "live": live, "lay": lay, "pictures": pictures
+    "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "pictures": pictures
 }  # fmt: skip
 
 if __name__ == "__main__":

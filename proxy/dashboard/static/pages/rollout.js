@@ -27,7 +27,7 @@ export async function rollout(box, { parts, params, signal }) {
       shown = null;
       return;
     }
-    if (attempt !== got.shown) remember({ attempt });
+    remember({ attempt: attempt === got.shown ? "" : attempt });
     shown = await attemptView(body, await ask(`attempts/${attempt}`, {}, signal), params, signal);
   }
 
@@ -210,7 +210,10 @@ function triesOf(got, present, look) {
             type: "button",
             "aria-pressed": each.id === present ? "true" : "false",
             title: each.place ? `its tokens: ${each.place}` : null,
-            onclick: () => look(each.id),
+            onclick: () => {
+              remember({ call: "", log: "" }); // places in the attempt that is left
+              look(each.id);
+            },
           },
           `${each.number + 1}${each.final ? " (outcome)" : ""}${each.failure ? `: ${each.failure}` : ""}`,
         ),

@@ -1,5 +1,6 @@
 """The log of an attempt's agent, in the run's directory. Where that is elsewhere, there is no log here."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,23 @@ from proxy.pool.training.evaluations import what_it_evaluates
 
 PIECE = 100_000
 """Bytes of a log that are read at once."""
+BLOCK = 512
+"""Bytes from which on a block ends with its line. An address names a place in a log by a block."""
+
+
+@dataclass(frozen=True)
+class LogBlock:
+    """Some lines of a log, which begin at the byte `offset`. The first and the last one of a piece may be cut."""
+
+    offset: int
+    text: str
 
 
 @dataclass(frozen=True)
 class LogPiece:
-    """Bytes [offset, offset + size of the text) of a log."""
+    """Bytes [offset, next) of a log."""
 
-    text: str
+    blocks: list[LogBlock]
     offset: int
     next: int
     """Where the next piece begins."""
@@ -61,8 +72,17 @@ def _piece(file: Path, offset: int | None, until: int | None) -> LogPiece:
         start = max(0, total - PIECE) if offset is None else min(offset, total)
         log.seek(start)
         data = log.read(PIECE if until is None else max(0, min(PIECE, until - start)))
-    return LogPiece(data.decode(errors="replace"), start, start + len(data), total, str(file), "")
+    return LogPiece(list(_blocks(data, start)), start, start + len(data), total, str(file), "")
+
+
+def _blocks(data: bytes, start: int) -> Iterator[LogBlock]:
+    begin = 0
+    while begin < len(data):
+        line = data.find(b"\n", begin + BLOCK)
+        end = len(data) if line < 0 else line + 1
+        yield LogBlock(start + begin, data[begin:end].decode(errors="replace"))
+        begin = end
 
 
 def _none(why: str) -> LogPiece:
-    return LogPiece("", 0, 0, 0, "", why)
+    return LogPiece([], 0, 0, 0, "", why)
