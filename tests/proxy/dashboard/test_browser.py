@@ -131,14 +131,16 @@ def test_every_place_is_reached_by_keyboard_alone(home: tuple[Path, Story, Pool]
     with pool.write() as connection:
         connection.execute(update(rollouts).where(looped).values(reward=0.0))
     with served(file) as address:
-        seen = walk(address, "keyboard", run="train", rows=3, group=told.group)
+        seen = walk(address, "keyboard", run="train", group=told.group, other=told.evaluation)
     assert seen["first"] == "to the content" and "next call" not in seen["help"] and "all runs" in seen["help"]
     assert seen["closed"] and seen["run"].endswith("#/run/train")
     assert f"#/rollout/{told.rollouts[0]}" in seen["rollout"] and "call=" in seen["call"] != seen["rollout"]
     assert "logprob" in seen["token"] and f"#/rollout/{told.rollouts[1]}" in seen["next"]
     assert seen["search"].endswith("#/search?q=parser") and seen["troubles"] == []
     assert seen["question"].endswith("#/search?event=retry_loop&most_reward=0")
-    assert f"#/rollout/{told.rollouts[0]}" in seen["looped"]
+    assert f"#/rollout/{told.rollouts[0]}" in seen["looped"] and "call=" in seen["tree"] != seen["call"]
+    assert seen["other"].endswith("#/behaviour/held%20out%2F1")
+    assert seen["event"].endswith("#/search?run=train&event=retry_loop") and seen["machines"].endswith("#/run/train")
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 CHROMIUM = "/usr/bin/chromium"
 READY = "#page > .page:not([aria-busy])"
 SECONDS = 30_000
+MOST_PRESSES = 120
 RENAME = """names => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) for (const [old, now] of Object.entries(names))
@@ -101,8 +102,23 @@ def look(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
     return seen
 
 
+def reach(page: Page, key: str, selector: str) -> None:
+    """Press a key until the element that has the focus matches the selector."""
+    for _ in range(MOST_PRESSES):
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+        page.keyboard.press(key)
+    raise AssertionError(f"{MOST_PRESSES} times {key} do not lead to {selector} at {page.url}")
+
+
+def titled(page: Page, title: str) -> None:
+    """Wait for the page with this title."""
+    page.wait_for_selector(f"h1:has-text('{title}')", timeout=SECONDS)
+    page.wait_for_selector(READY, timeout=SECONDS)
+
+
 def keyboard(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
-    """Go from the list of runs to the figures of a token without a pointer."""
+    """Go from the list of runs to the figures of a token, and through the other pages, without a pointer."""
     context = opened(browser, task)
     page = context.new_page()
     watch = Watch(page, task["address"])
@@ -114,16 +130,24 @@ def keyboard(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     seen["help"] = page.locator("#help").inner_text()
     page.keyboard.press("Escape")
     seen["closed"] = not page.locator("#help").is_visible()
-    for _ in range(task["rows"]):
-        page.keyboard.press("j")
+    seen |= to_a_token(page, task) | searched(page) | behaved(page, task)
+    seen["troubles"] = watch.troubles
+    context.close()
+    return seen
+
+
+def to_a_token(page: Page, task: dict[str, Any]) -> dict[str, str]:
+    """From the list of runs by way of a group to a token of one member, then to the next member."""
+    seen = {}
+    reach(page, "j", f"#page table a[href='#/run/{task['run']}']")
     page.keyboard.press("Enter")
-    page.wait_for_selector(f"h1:has-text('{task['run']}')", timeout=SECONDS)
+    titled(page, task["run"])
     seen["run"] = page.url
     page.wait_for_selector("#page table a[href^='#/group/']", timeout=SECONDS)
-    page.locator(f"#page table a[href='#/group/{task['group']}']").focus()
+    reach(page, "j", f"#page table a[href='#/group/{task['group']}']")
     page.keyboard.press("Enter")
     page.wait_for_selector("article a", timeout=SECONDS)
-    page.keyboard.press("j")
+    reach(page, "j", "article a")
     page.keyboard.press("Enter")
     page.wait_for_selector("[role=treeitem]", timeout=SECONDS)
     page.wait_for_timeout(500)
@@ -131,29 +155,63 @@ def keyboard(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     page.keyboard.press("p")
     page.wait_for_timeout(500)
     seen["call"] = page.url
+    reach(page, "Tab", "[role=tree]")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_timeout(500)
+    seen["tree"] = page.url
     page.keyboard.press("t")
     page.wait_for_selector(".tokens [data-at]", timeout=SECONDS)
-    page.locator(".tokens").focus()
+    reach(page, "Tab", ".tokens")
     page.keyboard.press("ArrowRight")
     seen["token"] = page.locator(".tip").inner_text()
     page.keyboard.press("]")
     page.wait_for_timeout(800)
     seen["next"] = page.url
+    return seen
+
+
+def searched(page: Page) -> dict[str, str]:
+    """From the field in the bar to a usual question and a rollout that it finds."""
+    seen = {}
     page.keyboard.press("/")
     page.keyboard.type("parser")
     page.keyboard.press("Enter")
-    page.wait_for_selector("h1:has-text('Search')", timeout=SECONDS)
+    titled(page, "Search")
     seen["search"] = page.url
-    page.locator("#page a:has-text('failed in a retry loop')").focus()
+    reach(page, "Tab", "#page a.chip[href*='event=retry_loop'][href*='most_reward=0']")
     page.keyboard.press("Enter")
     page.wait_for_selector("#page table a[href^='#/rollout/']", timeout=SECONDS)
     seen["question"] = page.url
-    page.locator("#page table a[href^='#/rollout/']").first.focus()
+    reach(page, "j", "#page table a[href^='#/rollout/']")
     page.keyboard.press("Enter")
     page.wait_for_selector("[role=treeitem]", timeout=SECONDS)
     seen["looped"] = page.url
-    seen["troubles"] = watch.troubles
-    context.close()
+    return seen
+
+
+def behaved(page: Page, task: dict[str, Any]) -> dict[str, str]:
+    """From anywhere to the behaviour of two runs, an event of one, and by way of the machines back to the run."""
+    seen = {}
+    page.keyboard.press("b")
+    titled(page, "Behaviour of")
+    reach(page, "Tab", "#page input[aria-label='another run']")
+    page.keyboard.type(task["other"])
+    page.keyboard.press("Enter")
+    titled(page, task["other"])
+    seen["other"] = page.url
+    page.keyboard.press("b")
+    titled(page, task["run"])
+    page.wait_for_selector("#page table a[href*='event=retry_loop']", timeout=SECONDS)
+    reach(page, "j", "#page table a[href*='event=retry_loop']")
+    page.keyboard.press("Enter")
+    titled(page, "Search")
+    seen["event"] = page.url
+    page.keyboard.press("m")
+    titled(page, "Machines")
+    reach(page, "Tab", f"#page figcaption a[href='#/run/{task['run']}']")
+    page.keyboard.press("Enter")
+    titled(page, task["run"])
+    seen["machines"] = page.url
     return seen
 
 
