@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # Empty means no: tests start hundreds of processes from these sources, and each would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: site demo demo-control demo-scaffolds everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
+.PHONY: site pictures demo demo-control demo-scaffolds everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
 .PHONY: agents all-agents agents-table sdks all-sdks clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
@@ -60,6 +60,10 @@ check: install
 
 site: install  ## docs/ as a site in build/site; every warning is an error
 	$(BIN)/python -m docs.site.build build/site
+
+POOL ?= runs/demo/pool.db
+pictures: install sdks  ## the pictures of docs/dashboard.md again, from a pool of real runs
+	$(BIN)/python -m tests.proxy.dashboard.pictures $(POOL) docs/dashboard
 
 install: $(VENV)/.installed
 

@@ -4,12 +4,9 @@ Not covered: other browsers, and assistive technology beyond what axe-core check
 """
 
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -23,48 +20,10 @@ from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import rollouts
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
-from tests.conftest import need
 from tests.pool.make import publish_next
+from tests.proxy.dashboard.browser import EVERY_LOOK, WALK, axe, demand_clean, python, served, walk
 from tests.proxy.dashboard.make import HOSTILE, TASK, Story, metrics, story
 from tests.proxy.dashboard.test_plans import filled
-from tests.proxy.sdks import environments
-
-WALK = Path(__file__).parent / "walk.py"
-AXE = Path(__file__).parent / "axe"
-CHROMIUM = Path("/usr/bin/chromium")
-EVERY_LOOK = [["desktop", False], ["desktop", True], ["phone", False], ["phone", True]]
-
-
-@contextmanager
-def served(pool: Path) -> Iterator[str]:
-    """The address of a dashboard of a pool."""
-    command = [sys.executable, "-m", "proxy", "dashboard", str(pool)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = process.stdout.readline().removeprefix("open ").strip()
-        assert process.stdout.readline().startswith("ready: ")
-        yield address
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def python() -> Path:
-    """The interpreter that has Playwright."""
-    need("chromium (apt-get install chromium)", CHROMIUM.exists())
-    found = environments.made("playwright")
-    need("Playwright (python -m tests.proxy.sdks.environments playwright)", found is not None)
-    assert found is not None
-    return found
-
-
-def walk(address: str, what: str, seconds: int = 280, **task: Any) -> Any:
-    """What the browser saw."""
-    given = msgspec.json.encode({"address": address, "do": what, **task}).decode()
-    done = subprocess.run([python(), WALK, given], capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return msgspec.json.decode(done.stdout.splitlines()[-1])
 
 
 def pages_of(told: Story) -> list[str]:
@@ -92,13 +51,6 @@ def home(tmp_path: Path) -> Iterator[tuple[Path, Story, Pool]]:
     pool.close()
 
 
-def demand_clean(seen: dict[str, Any]) -> None:
-    """Nothing went wrong in a page, nothing of the pool ran, and nobody else was asked."""
-    assert seen["troubles"] == [] and seen["alerts"] == [] and seen["elsewhere"] == [], seen
-    assert seen["scripts"] == 0 and "owned" not in seen["title"] and not seen["too_wide"], seen
-    assert "token=" not in seen["url"]
-
-
 def test_a_rollout_of_hostile_texts_is_shown_as_text(home: tuple[Path, Story, Pool]) -> None:
     file, told, _ = home
     with served(file) as address:
@@ -115,9 +67,8 @@ def test_every_page_is_clean_in_every_size_and_scheme_and_axe_finds_nothing_seri
     home: tuple[Path, Story, Pool],
 ) -> None:
     file, told, _ = home
-    axe = environments.npm_packages(AXE) / "node_modules" / "axe-core" / "axe.min.js"
     with served(file) as address:
-        seen = walk(address, "look", 800, pages=pages_of(told), looks=EVERY_LOOK, axe=str(axe))
+        seen = walk(address, "look", 800, pages=pages_of(told), looks=EVERY_LOOK, axe=axe())
     assert len(seen) == 4 * len(pages_of(told))
     for page in seen:
         demand_clean(page)
