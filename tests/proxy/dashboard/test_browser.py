@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import update
 
 from proxy.pool.browse.runs import PAGE
+from proxy.pool.browse.sessions import sessions_page
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
@@ -21,7 +22,7 @@ from proxy.pool.schema import rollouts
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
 from tests.pool.make import publish_next
-from tests.proxy.dashboard.browser import EVERY_LOOK, WALK, axe, demand_clean, python, served, walk
+from tests.proxy.dashboard.browser import EVERY_LOOK, WALK, axe, demand_clean, python, served, wait_for_index, walk
 from tests.proxy.dashboard.make import HOSTILE, TASK, Story, metrics, story
 from tests.proxy.dashboard.test_plans import filled
 
@@ -149,22 +150,29 @@ def test_a_page_follows_a_pool_that_changes(home: tuple[Path, Story, Pool]) -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
-def test_pages_of_a_large_pool_are_clean(tmp_path: Path) -> None:
+@pytest.mark.timeout(1800)
+def test_pages_of_a_large_pool_are_clean_in_every_size_and_scheme(tmp_path: Path) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
     filled(pool, 100_000)
+    (tmp_path / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "long"}))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "attempt-50000.log").write_text("a line of the log\n" * 500_000)
+    [session] = sessions_page(pool)
     pool.close()
-    pages = [
-        "/",
-        "/run/long",
-        "/group/50000",
-        "/rollout/50000",
-        "/rollout/50000?view=tokens",
-        "/machines",
-        "/behaviour/long",
-    ]
+    rollout = "/rollout/50000"
+    views = [rollout, *(f"{rollout}?view={view}" for view in ("tokens", "events", "log", "log&log=18000"))]
+    searches = ["/search?q=ok", "/search?run=long&least_reward=0.5&agent=a", "/search?event=retry_loop"]
+    rest = [f"/attempt/{session.id}", "/machines", "/behaviour/long", *searches]
+    pages = ["/", "/run/long", "/group/50000", *views, *rest]
     with served(tmp_path / "pool.db") as address:
-        for seen in walk(address, "look", 800, pages=[*pages, "/search?q=ok"], settle=2000):
-            # the made pool has no fates, so its account rightly says that rows are missing
-            seen["alerts"] = [text for text in seen["alerts"] if "rows are missing" not in text]
-            demand_clean(seen)
+        wait_for_index(address, 600)
+        seen = walk(address, "look", 1000, pages=pages, looks=EVERY_LOOK, settle=1500)
+    assert len(seen) == 4 * len(pages)
+    for page in seen:
+        # the made pool has no fates, so its account rightly says that rows are missing
+        page["alerts"] = [text for text in page["alerts"] if "rows are missing" not in text]
+        demand_clean(page)
+    texts = {page["page"]: page["text"] for page in seen}
+    assert "a line of the log" in texts[f"{rollout}?view=log"] and "calls were read" in texts[f"{rollout}?view=events"]
+    assert f"Session {session.id}" in texts[f"/attempt/{session.id}"]
+    assert "nothing in the index" not in texts[searches[1]] and "member" in texts[searches[1]]
