@@ -19,7 +19,9 @@ from harness.tasks.sources import load_sources
 from proxy.pool.database import open_pool
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
+from tests.proxy.dashboard.browser import EVERY_LOOK, axe, demand_clean, served, wait_for_index, walk
 from tests.proxy.dashboard.make import story
+from tests.proxy.dashboard.places import pages, places
 
 ROOT = Path(__file__).parent.parent
 KEYS = """eval_before eval_after eval_episodes eval_stderr reward_by_step steps policy_version rollouts completions
@@ -46,8 +48,9 @@ def test_the_shortened_control_trains_on_shuffled_rewards(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_the_shortened_demo_reaches_its_summary(tmp_path: Path) -> None:
+@pytest.mark.timeout(3600)
+def test_the_shortened_demo_reaches_its_summary_and_its_pages_are_clean(tmp_path: Path) -> None:
+    """Every page in every size and scheme, without serious findings of axe; and with what the real parts recorded."""
     output, summary = demo(tmp_path / "demo", "--steps", "5", "--episodes", "128")
     assert summary["steps"] == len(summary["reward_by_step"]) == 5
     assert summary["eval_episodes"] == 128 and summary["eval_missing"] == 0 and 0 < summary["eval_before"] < 1
@@ -55,6 +58,25 @@ def test_the_shortened_demo_reaches_its_summary(tmp_path: Path) -> None:
     assert summary["logprob_tokens_compared"] >= 1000 and summary["max_abs_logprob_diff"] <= 1e-4
     assert (tmp_path / "demo" / "reward.png").stat().st_size > 1000
     assert output.splitlines()[-1].endswith(f"proxy dashboard {tmp_path / 'demo' / 'pool.db'}")
+    look_at_every_page(tmp_path / "demo" / "pool.db")
+
+
+def look_at_every_page(file: Path) -> None:
+    pool = open_pool(str(file), create=False, read_only=True)
+    found = places(pool)
+    pool.close()
+    with served(file) as address:
+        wait_for_index(address)
+        seen = walk(address, "look", 900, pages=pages(found), looks=EVERY_LOOK, axe=axe())
+    assert len(seen) == 4 * len(pages(found))
+    for page in seen:
+        demand_clean(page)
+        assert page["axe"] == [], page
+    texts = {page["page"].rpartition("view=")[2]: page["text"] for page in seen}
+    assert "Do what " in texts[f"/rollout/{found.rollout}?call={found.call}"]
+    assert "<tool_call>" in texts["tokens"] and "trained in step" in texts["tokens"]
+    assert "calls were read" in texts["events"] and "control characters are shown as signs" in texts["log"]
+    assert f"Behaviour of {found.run}" in texts[f"/behaviour/{found.run}"] and "Trainer phases" in texts["/machines"]
 
 
 LOOK = "import sys; from pathlib import Path; from rich.console import Console; from examples.demo.look import show\n"

@@ -1,13 +1,13 @@
 """Routing replay: routers use exactly the recorded experts, by trees as by separate rows."""
 
 import random
-from typing import Any
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -274,7 +274,9 @@ def test_the_reference_of_kl_replays_the_same_experts(reference: str, ranks: Ran
     """Its logprobs are those that a policy with its weights has along the same experts."""
     model = write_model(tmp_path / "model", "qwen3_moe")
     other = model if reference == "initial" else write_model(tmp_path / "other", "qwen3_moe", seed=1)
-    named: dict[str, Any] = {"kl_model": {"kl_model": str(other)}, "kl_steps_ago": {"kl_steps_ago": 1}}.get(reference, {})
+    named: dict[str, Any] = {"kl_model": {"kl_model": str(other)}, "kl_steps_ago": {"kl_steps_ago": 1}}.get(
+        reference, {}
+    )
     policy = Policy(model, make_config(tmp_path, loss={**REPLAY["loss"], "kl": 0.1, **named}), ranks)
     if reference == "kl_steps_ago":
         policy.refer_to(other)
