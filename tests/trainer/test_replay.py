@@ -274,9 +274,8 @@ def test_the_reference_of_kl_replays_the_same_experts(reference: str, ranks: Ran
     """Its logprobs are those that a policy with its weights has along the same experts."""
     model = write_model(tmp_path / "model", "qwen3_moe")
     other = model if reference == "initial" else write_model(tmp_path / "other", "qwen3_moe", seed=1)
-    names: dict[str, dict[str, Any]] = {"kl_model": {"kl_model": str(other)}, "kl_steps_ago": {"kl_steps_ago": 1}}
-    named = names.get(reference, {})
-    policy = Policy(model, make_config(tmp_path, loss={**REPLAY["loss"], "kl": 0.1, **named}), ranks)
+    named: dict[str, Any] = {"initial": {}, "kl_model": {"kl_model": str(other)}, "kl_steps_ago": {"kl_steps_ago": 1}}
+    policy = Policy(model, make_config(tmp_path, loss={**REPLAY["loss"], "kl": 0.1, **named[reference]}), ranks)
     if reference == "kl_steps_ago":
         policy.refer_to(other)
     rows = routed([one for one in rows_of(7, vocabulary=VOCABULARY, longest=30) if one.inputs])
