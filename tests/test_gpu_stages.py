@@ -114,7 +114,6 @@ def test_a_stack_of_layers_is_measured_by_flat_rows_and_tree(bare: dict[str, str
             assert all(value > 0 for value in case["seconds"].values()) and case["mfu"]["tree"] is None
 
 
-@pytest.mark.long
 def test_long_paths_are_measured(bare: dict[str, str]) -> None:
     measures = figures("long_paths", bare)
     assert measures["path"]["tokens"] == 499 and measures["group8"]["tokens"] == 375 + 8 * 13
@@ -132,7 +131,6 @@ def test_a_whole_step_is_measured_by_parts(bare: dict[str, str]) -> None:
     assert measures["trained_tokens"] == 2 * 2 * 2 * 8 and measures["checkpoint_bytes"] > measures["export_bytes"] > 0
 
 
-@pytest.mark.long
 def test_experts_are_measured_both_ways_and_replayed(bare: dict[str, str]) -> None:
     measures = figures("mixture", bare)
     assert measures["replay"]["routing_replayed"] == 1
