@@ -60,6 +60,7 @@ RECIPES = "examples/everything/run.py types it: tests/test_everything.py runs a 
 ROLLS_BACK = "needs a run of some steps: tests/trainer/test_rollback.py makes one and types it"
 EIGHT_RANKS = "needs eight ranks: tests/trainer/test_four_ranks.py types it with four"
 MAKES = "the target runs what a test runs: tests/test_site.py, tests/test_gpu_lock.py or tests/harness/test_agents.py"
+PICTURES = "needs a recorded demo: tests/proxy/dashboard/test_pictures.py takes some of a made pool"
 SCRUBS = "needs recordings of agents: tests/captures/test_scrub.py makes some and types it"
 VERIFIES = "a task's verifier, not for a terminal: tests/harness/test_verifier.py runs such ones"
 BATCHES = "imports torch for a small file: tests/pool/test_batches.py"
@@ -82,6 +83,7 @@ ELSEWHERE = {
     "make agents-table": MAKES,
     "make lock-gpu": MAKES,
     "make site": MAKES,
+    "make pictures POOL=runs/demo/pool.db": PICTURES,
     "harness agents install mini-swe-agent codex": INSTALLS,
     "harness agents install runtime": RUNTIME,
     "harness run run.toml": RECIPES,

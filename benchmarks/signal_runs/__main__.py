@@ -23,6 +23,8 @@ from benchmarks.signal_runs.figures import batches_to
 from benchmarks.signal_runs.learning_run import QUICK, LearningRun, RunSizes
 from tests.integrity.measure import FILES, HELD_OUT, Measured, measured
 
+UNSEEN = "held out"
+"""The files of cases that the detectors were not improved with, as one."""
 PARTS = ("errors", "hack", "minibatches", "detector")
 
 
@@ -39,11 +41,12 @@ def experiment(directory: Path, name: str, sizes: RunSizes, seed: int) -> dict[s
 
 
 def detector() -> dict[str, dict[str, float]]:
-    """Measure the detectors of reward hacking on each file of written cases in tests/integrity.
+    """Measure the detectors of reward hacking on each file of written cases in tests/integrity, and on those held out.
 
-    Which cases they are wrong about is left out: whoever improves the detectors must not know that of HELD_OUT.
+    Which cases they are wrong about is left out: whoever improves the detectors must not know that of `HELD_OUT`.
     """
-    return {file: detector_figures(measured([file])) for file in FILES}
+    of_files = {file: detector_figures(measured([file])) for file in FILES}
+    return of_files | {UNSEEN: detector_figures(measured(HELD_OUT))}
 
 
 def detector_figures(found: Measured) -> dict[str, float]:
@@ -70,7 +73,7 @@ def headline(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
             f"batches_to_target_{run}": batches_to(batches[run]["reward_by_step"], TARGET, WINDOW) for run in ("1", "4")
         }
         figures |= {"target": TARGET, "window": WINDOW}
-    if held_out := parts.get("detector", {}).get(HELD_OUT):
+    if held_out := parts.get("detector", {}).get(UNSEEN):
         figures |= {"detector_precision": held_out["precision"], "detector_recall": held_out["recall"]}
     return figures
 

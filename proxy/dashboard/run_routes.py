@@ -54,6 +54,7 @@ class RunRoutes:
         return answer({"pool": self._pool.name, "runs": entries, "before": before, "traffic": busy})
 
     async def _names(self, request: web.Request) -> web.Response:
+        """Answer with the names of runs that have a text in them."""
         wanted = (chosen(request.query, "like") or "", chosen(request.query, "stepped") is not None)
         return answer({"names": await self._read(run_names, self._pool, *wanted)})
 
@@ -80,6 +81,7 @@ class RunRoutes:
         return answer(await self._read(_of_run, run_rewards, self._pool, request.match_info["run"]))
 
     async def _evaluations(self, request: web.Request) -> web.Response:
+        """Answer with the matrix of what was trained and what was evaluated."""
         return answer(await self._read(_of_run, evaluation_matrix, self._pool, request.match_info["run"]))
 
     async def _queue(self, request: web.Request) -> web.Response:

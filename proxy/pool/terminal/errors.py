@@ -11,6 +11,7 @@ PAGES: dict[str, str | None] = {
     "harness.commands.judge_options": "tasks.md",
     "harness.commands.rescore": "rewards.md",
     "harness.commands.validate": "tasks.md",
+    "harness.environment": "augmentation.md",
     "harness.integrity": "integrity.md",
     "harness.loop": "runs.md",
     "harness.monitor": "monitor.md",

@@ -1,1 +1,1 @@
-"""What the commands of a script name, and what they write when they fail."""
+"""What the commands of a script name, and what they write when they fail. No events."""
