@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 
 CHROMIUM = "/usr/bin/chromium"
 READY = "#page > .page:not([aria-busy])"
-SECONDS = 30_000
+SECONDS = 120_000
 MOST_PRESSES = 120
 RENAME = """names => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
