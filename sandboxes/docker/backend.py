@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sandboxes.base import Profile, Sandbox, SandboxError, Spec
 from sandboxes.docker.container.freezing import holder_config, holder_of, pause
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
-from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
+from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon, start_container
 from sandboxes.docker.image.images import STASH, Images, log
 from sandboxes.docker.isolation.reach import Router
 from sandboxes.docker.isolation.walls import missing_runtime, with_walls
@@ -134,7 +134,7 @@ class DockerSandboxes:
         config = with_walls(config, self.daemon.seccomp, spec.profile, spec.system_calls, runtime)
         with self.daemon.translating_errors(f"starting a sandbox of image {base.name}"):
             container = await self.daemon.docker.containers.create(config, name=name)
-            await container.start()
+            await start_container(container)
         if spec.network == "full":
             await self._connect(name, spec)
         if base.seeded:

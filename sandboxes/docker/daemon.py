@@ -29,6 +29,11 @@ CALL_SECONDS = 300.0
 """Time limit of a call. A daemon that starts 200 containers at once takes a minute for the last one."""
 
 
+HOOK_FAILED = "error running hook"
+"""What Docker says where its own hook, which connects a container's network, has failed."""
+START_TRIES, START_PAUSE_SECONDS = 3, 0.5
+
+
 class DaemonError(SandboxError):
     """The daemon is gone, too old or out of disk, so other sandboxes would fail there too."""
 
@@ -184,6 +189,17 @@ class DockerDaemon:
         if status == 900:  # aiodocker's own status for a failed connection (0.27)
             return DaemonError(f"the Docker daemon at {self.address} does not answer ({message}); start it again")
         return SandboxError(f"{what}: {message.strip()}")
+
+
+async def start_container(container: DockerContainer) -> None:
+    """Start a container. Tried some times where Docker's hook fails, as it does at times on a busy machine (20.10)."""
+    for left in reversed(range(START_TRIES)):
+        try:
+            return await container.start()
+        except aiodocker.DockerError as error:
+            if not left or HOOK_FAILED not in error.message:
+                raise
+            await asyncio.sleep(START_PAUSE_SECONDS)
 
 
 async def _read(stream: Stream, sink: Callable[[bytes], None]) -> None:

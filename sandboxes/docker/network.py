@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sandboxes.base import SandboxError, Spec
-from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.daemon import DockerDaemon, start_container
 from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import labels_of, this_process
 from sandboxes.docker.wiring import Supplier, Supply
@@ -114,7 +114,7 @@ class Channel:
                 await self.daemon.docker.volumes.create({"Name": relay.volume, "Labels": labels})
                 config = with_walls(self._config(relay, supply), self.daemon.seccomp, "strict") | {"Labels": labels}
                 container = await self.daemon.docker.containers.create(config, name=relay.container)
-                await container.start()
+                await start_container(container)
                 await _forwards(self.daemon, relay.container)
             except BaseException:  # also when cancelled: half a relay must not stay
                 await asyncio.shield(relay.remove())

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandboxes.base import SandboxError, Service, Spec
-from sandboxes.docker.daemon import ContainerCommand, DockerDaemon
+from sandboxes.docker.daemon import ContainerCommand, DockerDaemon, start_container
 from sandboxes.docker.image.images import Images
 from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import IMAGE, KIND
@@ -42,7 +42,7 @@ async def start_services(
         config = with_walls(config, daemon.seccomp, "strict", spec.system_calls)
         with daemon.translating_errors(f"starting the service {service.name} of image {base.name}"):
             container = await daemon.docker.containers.create(config, name=name)
-            await container.start()
+            await start_container(container)
         await _until_ready(daemon, name, service)
 
 

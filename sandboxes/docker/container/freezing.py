@@ -21,7 +21,7 @@ import aiohttp
 from aiodocker.containers import DockerContainer
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.daemon import DockerDaemon, start_container
 from sandboxes.docker.labels import KIND
 from sandboxes.docker.profiles import SLEEPER
 
@@ -84,7 +84,7 @@ async def kill(daemon: DockerDaemon, container: str, holder: Mapping[str, Any] |
     with daemon.translating_errors(f"ending {container}"):
         try:
             if holder is not None:
-                await (await daemon.docker.containers.create(dict(holder), name=holder_of(container))).start()
+                await start_container(await daemon.docker.containers.create(dict(holder), name=holder_of(container)))
             if (await target.show())["State"]["Running"]:
                 await target.kill()
                 await _until_ended(target)
@@ -107,7 +107,7 @@ async def start_again(daemon: DockerDaemon, container: str) -> float:
     with daemon.translating_errors(f"restarting {container}"):
         ended = datetime.fromisoformat((await target.show())["State"]["FinishedAt"])
         try:
-            await target.start()
+            await start_container(target)
         finally:
             await asyncio.shield(release(daemon, container))
     return ended.timestamp()

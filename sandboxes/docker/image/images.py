@@ -16,7 +16,7 @@ from typing import Any
 
 from sandboxes.base import Image, ImageError, SandboxError, Spec
 from sandboxes.docker.client_config import registry_credentials
-from sandboxes.docker.daemon import DaemonError, DockerDaemon
+from sandboxes.docker.daemon import DaemonError, DockerDaemon, start_container
 from sandboxes.docker.image.build import Build
 from sandboxes.docker.image.build_context import digest, pack
 from sandboxes.docker.image.remote_sources import forbidden_source
@@ -229,7 +229,7 @@ class Images:
             with self._daemon.translating_errors(f"preparing {name}"):
                 container = await self._daemon.docker.containers.create(config)
                 try:
-                    await container.start()
+                    await start_container(container)
                     code = (await container.wait())["StatusCode"]
                     if code not in (0, 10):
                         log_text = "".join(await container.log(stdout=True, stderr=True))[-500:].strip()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.base import SandboxError, Spec
-from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.daemon import DockerDaemon, start_container
 from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import labels_of, this_process
 from sandboxes.docker.wiring import Supplier, Supply
@@ -42,7 +42,7 @@ class Router:
         with self.daemon.translating_errors(f"restricting the network of {container}"):
             helper = await self.daemon.docker.containers.create(config, name=name)
             try:
-                await helper.start()
+                await start_container(helper)
                 code = (await helper.wait())["StatusCode"]
                 text = "".join(await helper.log(stdout=True, stderr=True)).strip()
             finally:
@@ -61,7 +61,7 @@ class Router:
         with self.daemon.translating_errors("making the network of a build"):
             holder = await self.daemon.docker.containers.create(config, name=name)
             try:
-                await holder.start()
+                await start_container(holder)
                 await self.restrict(name)
                 yield f"container:{name}"
             finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sandboxes.docker.daemon import DaemonError, DockerDaemon
+from sandboxes.base import SandboxError
+from sandboxes.docker.daemon import HOOK_FAILED, START_TRIES, DaemonError, DockerDaemon, start_container
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 INFO = {"OSType": "linux", "NCPU": 2, "SecurityOptions": [], "DockerRootDir": "/data/300000.300000"}
@@ -118,3 +119,32 @@ async def test_an_engine_that_goes_away_is_told_and_nothing_waits_for_it(
     with pytest.raises(DaemonError, match="does not answer"), daemon.translating_errors("looking"):
         await daemon.container("x").show()
     await daemon.close()
+
+
+@pytest.mark.parametrize(
+    ("failures", "message", "tries"),
+    [(2, HOOK_FAILED, 3), (START_TRIES, HOOK_FAILED, START_TRIES), (1, "no such program", 1)],
+)
+async def test_a_container_whose_network_hook_fails_is_started_again(
+    serve: Callable[..., Awaitable[str]], failures: int, message: str, tries: int
+) -> None:
+    """Docker 20.10 on a busy machine: "error running hook #0: error running hook: exit status 1"."""
+    starts: list[str] = []
+
+    async def fail(request: web.Request) -> web.StreamResponse:
+        starts.append(request.path)
+        done = len(starts) > failures
+        return web.Response(status=204) if done else web.json_response({"message": f"runc: {message} #0"}, status=500)
+
+    daemon = await DockerDaemon.open(await serve(rest=fail))
+    try:
+        container = daemon.container("one")
+        if failures < tries:
+            await start_container(container)
+        else:
+            with pytest.raises(SandboxError, match=f"starting it: .*{message}"):
+                with daemon.translating_errors("starting it"):
+                    await start_container(container)
+    finally:
+        await daemon.close()
+    assert len(starts) == tries and starts[0].endswith("/containers/one/start")
