@@ -19,8 +19,8 @@ class Kilo(FromRegistry):
 
     mcp = STDIO_AND_HTTP
     name = "kilo"
-    # of later versions the registry lacks the build for Linux
-    package = Package(name, "7.7.7", Path("node_modules/.bin/kilo"), "itself")
+    # of later versions the registry lacks the build for Linux; a script of Node.js starts the program
+    package = Package(name, "7.7.7", Path("node_modules/.bin/kilo"), "node")
 
     def install(self) -> None:
         npm_install(self.package, "@kilocode/cli")
