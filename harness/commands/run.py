@@ -195,8 +195,6 @@ def run(verb: str, settings: Settings) -> int:
         console.print(str(choice), highlight=False)
         if warning := shared_warning(tasks, choice.kind):
             console.print(f"warning: {warning}", highlight=False, markup=False)
-        if settings.proxy is None:
-            console.print("starting an engine and a proxy ...", highlight=False)
         with (
             placement.reaped(addresses, console),
             listening(choice, settings) as listeners,
