@@ -11,6 +11,8 @@ from typing import Protocol
 from harness.tasks.schema import McpServer
 from proxy.pool.rollouts.prompt_variations import PromptKind
 
+PATIENCE_MS = 1_200_000
+"""How long an agent must wait for an answer at least, in milliseconds: calls wait during weight updates."""
 NO_MCP: frozenset[str] = frozenset()
 STDIO = frozenset({"stdio"})
 STDIO_AND_HTTP = frozenset({"stdio", "http"})

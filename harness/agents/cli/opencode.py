@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.agents import mcp_forms
-from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
+from harness.agents.base import PATIENCE_MS, STDIO_AND_HTTP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import FromRegistry, Package, npm_install
 from harness.tasks.schema import McpServer
 
 PROVIDER = "blackforge"
 CLIENTS = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
 """Dialect -> the client library for it, which opencode includes."""
-PATIENT = {"timeout": False, "headerTimeout": False, "chunkTimeout": 1_200_000}  # calls wait during weight updates
+PATIENT = {"timeout": False, "headerTimeout": False, "chunkTimeout": PATIENCE_MS}
 
 
 class Opencode(FromRegistry):

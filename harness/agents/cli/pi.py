@@ -9,12 +9,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.agents.base import NO_MCP, Bundle, Endpoint, Launch
+from harness.agents.base import NO_MCP, PATIENCE_MS, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import FromRegistry, Package, npm_install
 from harness.tasks.schema import McpServer
 
 PROVIDER = "blackforge"
-PATIENCE_MS = 1_200_000  # calls wait during weight updates
 
 
 class Pi(FromRegistry):

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.agents import mcp_forms
-from harness.agents.base import STDIO_AND_HTTP, Bundle, Endpoint, Launch
+from harness.agents.base import PATIENCE_MS, STDIO_AND_HTTP, Bundle, Endpoint, Launch
 from harness.agents.bundles.install import FromRegistry, Package, npm_install
 from harness.tasks.schema import McpServer
-
-PATIENCE_MS = 1_200_000  # calls wait during weight updates; its default is two minutes
 
 
 class QwenCode(FromRegistry):
