@@ -24,9 +24,7 @@ from proxy.call import Call, Reply, ToolCall
 from proxy.parsing.formats import FORMATS
 from proxy.pool.completions.observed import pack
 from proxy.recording.observing import observed
-from tests.captures.recorded import Session, sessions
-from tests.captures.test_behaviour import full_name
-from tests.captures.test_labels import DIALECTS
+from tests.captures.recorded import DIALECTS, Session, full_name, sessions
 
 SIZES = {"1k": 1000, "8k": 8000, "32k": 32_000}
 """Tokens of a conversation."""

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxy.dialects import anthropic, chat_completions, responses
+from proxy.dialects.base import Dialect
 from tests.captures.replies import reply_of
 
 DATA = Path(__file__).parent / "data"
 TRUTH = {"main": "main", "sub": "subagent", "side": "side", "compaction": "compaction"}
 """Kind -> label; calls that failed on purpose have none."""
+DIALECTS: dict[str, Dialect] = {"chat": chat_completions, "responses": responses, "anthropic": anthropic}
+"""The API of an exchange -> what reads its requests."""
 HEADERS_OF_ITS_CONNECTION = {"host", "connection", "content-length", "accept-encoding", "authorization", "x-api-key"}
 
 
@@ -79,6 +83,11 @@ def rows(file: Path) -> Iterator[dict[str, Any]]:
                 answer = row["resp"]
                 reply = answer["reply"] if "reply" in answer else reply_of(row["api"], answer)
                 yield {**row, "resp": {**answer, "reply": reply}}
+
+
+def full_name(call: dict[str, Any]) -> str:
+    """The name of a recorded tool call, with its name space where it has one."""
+    return f"{call['namespace']}__{call['name']}" if call.get("namespace") else str(call["name"])
 
 
 def _exchange(row: dict[str, Any]) -> Exchange:

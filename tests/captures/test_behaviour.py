@@ -19,8 +19,7 @@ from proxy.pool.completions.observed import HEAD, TAIL, Observed, pack
 from proxy.pool.completions.records import RequestShape
 from proxy.prompt.continuation.request_shape import RequestShapes
 from proxy.recording.observing import observed
-from tests.captures.recorded import Exchange, Session, sessions
-from tests.captures.test_labels import DIALECTS
+from tests.captures.recorded import DIALECTS, Exchange, Session, full_name, sessions
 
 FORM = FORMATS["qwen"]()
 SEEN = {
@@ -129,7 +128,3 @@ def row(exchange: Exchange, call: Call, shape: RequestShape) -> Row:
     )  # fmt: skip
     kept = observed(call, reply, FORM, PromptView(None))
     return Row(exchange.seq, exchange.seq, reply.finish_reason, reply.message(), shape, kept)
-
-
-def full_name(call: dict[str, Any]) -> str:
-    return f"{call['namespace']}__{call['name']}" if call.get("namespace") else str(call["name"])

@@ -7,14 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.dialects import anthropic, chat_completions, responses
-from proxy.dialects.base import Dialect, tool_call
+from proxy.dialects.base import tool_call
 from proxy.pool.completions.labels import labels
 from proxy.pool.completions.records import RequestShape
 from proxy.prompt.continuation.request_shape import RequestShapes
-from tests.captures.recorded import TRUTH, Exchange, Session, sessions
+from tests.captures.recorded import DIALECTS, TRUTH, Exchange, Session, sessions
 
-DIALECTS: dict[str, Dialect] = {"chat": chat_completions, "responses": responses, "anthropic": anthropic}
 SESSIONS = sessions()
 AGENTS = sorted({session.agent for session in SESSIONS})
 
