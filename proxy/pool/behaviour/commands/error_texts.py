@@ -59,7 +59,7 @@ def raised(text: str, lines: Iterable[str]) -> bool:
 
 
 def hidden(script: Sequence[Command]) -> Sequence[Command]:
-    """Return the commands whose failure the exit code of a script does not show: all operators behind must be `&&`."""
+    """Return the commands whose failure a script's exit code may not show: those before its last operator but `&&`."""
     return script[: max((place for place, command in enumerate(script) if command.after not in ("", "&&")), default=0)]
 
 
