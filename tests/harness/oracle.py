@@ -23,4 +23,5 @@ def oracle(prompt_text: str, prompt_ids: Sequence[int]) -> str | ScriptedReply:
     instruction = next((line for line in SOLUTIONS if line in asked.users), None)
     if instruction is None or not asked.tools:
         return scripts.hello(prompt_text, prompt_ids)
-    return asked.end("Solved.") if asked.turns_since(instruction) else asked.run(SOLUTIONS[instruction])
+    turn = asked.end("Solved.") if asked.turns_since(instruction) else asked.run(SOLUTIONS[instruction])
+    return scripts.rest(prompt_text, turn)
