@@ -301,6 +301,7 @@ class Gateway:
         status["replicas"] = replicas
         status["model_directory"] = str(Path(self.config.engine.model).absolute())
         status["context_length"] = self.settings.context_length
+        status["tool_formats"] = 1 if self.provider else self.template.tool_formats
         status["continued"] = dict(self.metrics.continued)
         if self.pool.url.startswith("sqlite"):
             names_pool = self.access.open_to_all  # clients of a proxy on loopback can open the same file

@@ -37,7 +37,7 @@ from harness.run_dir import RunDir, Whereabouts
 from harness.settings import ACTIONS, ALL_KINDS, BUNDLES, SANDBOXES, WAYS, Settings, load_settings
 from harness.setup import placement
 from harness.setup.sandbox_choice import backend_for, choose, listening, runtimes_of
-from harness.setup.stack import ProxyOptions, RunningProxy, service
+from harness.setup.stack import ProxyOptions, RunningProxy, check_tool_formats, service
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix
 from harness.tasks.sources import LoadedTasks, load_sources
@@ -201,6 +201,7 @@ def run(verb: str, settings: Settings) -> int:
             service(_proxy_options(settings, listeners), directory) as proxy,
             closing(open_pool(proxy.pool)) as pool,
         ):
+            check_tool_formats(proxy, settings.augment)
             backend = backend_for(choice, settings, proxy, identity["name"])
             anchors = _anchors(settings, mix, pool, identity["name"])
             stored_run = open_run(pool, identity["name"], identity["purpose"], config)

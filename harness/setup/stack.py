@@ -59,6 +59,8 @@ class ProxyHealth(msgspec.Struct, kw_only=True):
     engine: _EngineHealth
     pool: str | None = None
     context_length: int
+    tool_formats: int = 1
+    """In how many ways the model's chat template offers tools."""
     sandboxes: dict[str, str] = {}
     replicas: list[_ReplicaHealth] = []
 
@@ -88,6 +90,7 @@ class RunningProxy:
     model: str
     context_length: int
     admin_key: str | None = field(default=None, repr=False)
+    tool_formats: int = 1
     sandboxes: Mapping[str, str] = field(default_factory=dict)
     """Its listeners for sandboxes: a `socket` on its machine, an `address` for relays."""
 
@@ -152,7 +155,18 @@ def connect(url: str, pool: str | None, admin_key: str | None = None) -> Running
     pool = pool or health.pool
     if pool is None:
         raise UserError(f"the proxy {url} does not name its pool; give its database URL with --pool")
-    return RunningProxy(url, pool, health.model, health.context_length, admin_key, health.sandboxes)
+    return RunningProxy(
+        url, pool, health.model, health.context_length, admin_key, health.tool_formats, health.sandboxes
+    )
+
+
+def check_tool_formats(proxy: RunningProxy, kinds: Sequence[str]) -> None:
+    """Check that the proxy's model has a choice of tool formats where they are to vary (`augment`)."""
+    if "tool_format" in kinds and proxy.tool_formats < 2:
+        raise UserError(
+            f"augment = tool_format varies nothing with the model {proxy.model!r}, whose chat template offers tools in "
+            "one way; leave it out (docs/augmentation.md)"
+        )
 
 
 def _admin_key(file: Path | None) -> str | None:

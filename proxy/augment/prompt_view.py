@@ -16,7 +16,7 @@ from proxy.augment.names import MOST, Pairs
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.base import parsed_arguments
 from proxy.pool.completions.observed import ToldCall
-from proxy.pool.rollouts.prompt_variations import NAMES, PromptVariation
+from proxy.pool.rollouts.prompt_variations import NAMES, TOOLS_IN_USER, PromptVariation
 
 WHOLE = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "title", "$schema", "strict"}
@@ -49,6 +49,7 @@ class PromptView:
             messages=tuple(map(self._message, call.messages)),
             tools=tuple(map(self._tool, call.tools)),
             constraint=constraint,
+            options=self._options(call) if "tool_format" in self._kinds else call.options,
         )
 
     def told(self, reply: Reply) -> Reply:
@@ -83,6 +84,15 @@ class PromptView:
                     break
                 new = Pairs((), self._seed, f"argument of {tool}")
                 self._keys.setdefault(tool, new).learn(_arguments(function))  # as one step, whatever thread comes next
+
+    def _options(self, call: Call) -> dict[str, Any]:
+        """The arguments for the chat template, with the place of the tools where the messages have both places."""
+        system, first = (*call.messages, {}, {})[:2]
+        both = system["role"] == "system" and first.get("role") == "user" and isinstance(first["content"], str)
+        if not both:  # the template would refuse the request, or leave the tools out
+            return call.options
+        in_user = random.Random(f"{self._seed}/tool format").choice((True, False))
+        return {TOOLS_IN_USER: in_user} | call.options
 
     def _tool(self, tool: dict[str, Any]) -> dict[str, Any]:
         function = dict(tool["function"])

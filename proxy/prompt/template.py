@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from proxy.parsing.formats import choose
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.prompt_variations import TOOLS_IN_USER
 
 PROBE = "blackforgeprobe"
 """A word that no template contains."""
@@ -83,6 +84,8 @@ class ChatTemplate:
         """Whether the template shows a system prompt."""
         self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
         """Whether the template reads a turn's `reasoning_content`; others see reasoning only as part of the content."""
+        self.tool_formats = self._tool_formats()
+        """In how many ways the template offers tools, of which a request's arguments choose one."""
         self.opening = self._opening_of_calls()
         """Text of a turn before its first call's name, from the marker on, and text behind the name."""
 
@@ -108,6 +111,18 @@ class ChatTemplate:
             return PROBE in self.render([*first, {"role": "user", "content": "x"}, {"role": "assistant", **turn}], ())
         except TemplateError:
             return False
+
+    def _tool_formats(self) -> int:
+        """2 where TOOLS_IN_USER changes how the template offers tools, and both ways show them; else 1."""
+        if not self.reads(TOOLS_IN_USER):
+            return 1
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+        tools = [{"type": "function", "function": {"name": PROBE, "description": "d", "parameters": {}}}]
+        try:
+            shown = {self.render(messages, tools, **{TOOLS_IN_USER: in_user}) for in_user in (True, False)}
+        except TemplateError:
+            return 1
+        return len(shown) if all(PROBE in prompt for prompt in shown) else 1
 
     def _opening_of_calls(self) -> tuple[str, str]:
         """How the template writes a turn's first call; as the format does where the template shows none in it."""

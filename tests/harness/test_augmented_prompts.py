@@ -1,6 +1,7 @@
 """A run whose models are shown other names, words and results than its agents write (docs/augmentation.md)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from sqlalchemy import select
 
 from harness.agents import INSTALLED
 from harness.agents.mix import Scaffold, check_kinds
-from harness.setup.stack import RunningProxy
+from harness.setup.stack import RunningProxy, check_tool_formats
 from proxy.augment.names import Pairs
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
@@ -20,7 +21,7 @@ from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.harness.conftest import HELLO
 from tests.harness.test_agents import need_agent
 
-KINDS = ",".join(PROMPT_KINDS)
+KINDS = ",".join(kind for kind in PROMPT_KINDS if kind != "tool_format")
 TASKS = [HELLO | {"id": f"hello-{number}"} for number in range(6)]
 
 
@@ -84,3 +85,12 @@ def test_an_agent_that_names_its_tools_is_refused() -> None:
         with pytest.raises(UserError, match=f"argument_names changes names that the agent '{name}' speaks of"):
             check_kinds([scaffold], ["tool_names", "argument_names"])
     check_kinds([Scaffold(name="aider", agent=INSTALLED["aider"])], PROMPT_KINDS)
+
+
+def test_tool_formats_vary_only_where_the_model_has_two() -> None:
+    two = RunningProxy("http://127.0.0.1:9", "sqlite:///pool.db", "llama", 1000, tool_formats=2)
+    check_tool_formats(two, PROMPT_KINDS)
+    one = replace(two, model="tiny", tool_formats=1)
+    check_tool_formats(one, ["truncation"])
+    with pytest.raises(UserError, match="'tiny', whose chat template offers tools in one way; leave it out"):
+        check_tool_formats(one, PROMPT_KINDS)

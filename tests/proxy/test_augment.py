@@ -27,9 +27,12 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.attempts import by_key, open_attempt
 from proxy.pool.rollouts.groups import open_group
-from proxy.pool.rollouts.prompt_variations import PROMPT_KINDS, PromptVariation, drawn
+from proxy.pool.rollouts.prompt_variations import PROMPT_KINDS, TOOLS_IN_USER, PromptVariation, drawn
 from proxy.pool.rollouts.runs import open_run
+from proxy.prompt.template import ChatTemplate
+from tests.conftest import need
 from tests.proxy.conftest import Seen, Serve, Stand, user
+from tests.proxy.zoo import make_zoo
 
 READ: dict[str, Any] = {
     "name": "read_file",
@@ -180,7 +183,45 @@ def test_each_kind_changes_what_it_says_and_nothing_else() -> None:
         "system_prompt": {"system"},
         "observations": {"result"},
         "truncation": {"result"},
+        "tool_format": set(),
     }
+
+
+LLAMA = "Llama-4, real"
+
+
+def llama(tiny_model: Path, directory: Path) -> Path:
+    """A model directory with Llama's own chat template, which offers tools in two ways."""
+    made = make_zoo(tiny_model, directory)
+    need("transformers, which has a template of Llama's", LLAMA in made)
+    return directory / LLAMA
+
+
+def test_tools_are_offered_in_each_way_that_the_template_has(tiny_model: Path, tmp_path: Path) -> None:
+    template = ChatTemplate(llama(tiny_model, tmp_path / "llama"))
+    assert template.tool_formats == 2 and ChatTemplate(tiny_model).tool_formats == 1
+    messages = ({"role": "system", "content": "Be brief."}, user("go"))
+    prompts = set()
+    for seed in range(20):
+        call = view("tool_format", seed=seed).shown(request(*messages))
+        prompt = template.render(call.messages, call.tools, date_string="today", **call.options)
+        assert prompt.count('"name": "read_file"') == 1 and call.messages == messages
+        prompts.add(prompt)
+    assert len(prompts) == 2 and {prompt.index("read_file") < prompt.index("Be brief.") for prompt in prompts} == {
+        True,
+        False,
+    }
+
+
+def test_tools_stay_where_the_messages_have_no_other_place_for_them() -> None:
+    seen = [view("tool_format", seed=seed) for seed in range(20)]
+    parts: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "go"}]}
+    system: dict[str, Any] = {"role": "system", "content": "Be brief."}
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
+    for messages in ((user("go"),), (system,), (system, call), (system, parts), (user("go"), user("go"))):
+        assert all(one.shown(request(*messages)).options == {} for one in seen)
+    own = request(system, user("go"), options={TOOLS_IN_USER: True, "x": 1})
+    assert all(one.shown(own).options == own.options for one in seen)  # as the agent has asked for it
 
 
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -393,6 +434,24 @@ async def test_the_agent_gets_its_own_words_and_its_conversation_goes_on(dialect
         '{"result":"out"}' if dialect == "gemini" else "out"
     ]
     assert "out" not in script.prompts[1].split("<tool_response>")[1].splitlines()[1]  # the model saw it in a frame
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+async def test_a_conversation_goes_on_from_its_tokens_in_each_tool_format(
+    seed: int, serve: Serve, tiny_model: Path, tmp_path: Path
+) -> None:
+    def answer(prompt: str, ids: Any) -> str:
+        return "Done." if '"out"' in prompt else '{"name": "bash", "parameters": {"command": "ls"}}'
+
+    script = Seen(answer)
+    stand = await serve(script, model=llama(tiny_model, tmp_path / "llama"), tool_format="llama3")
+    key = varied_key(stand, "tool_format", seed=seed)
+    name, arguments, (first, second) = await two_turns(stand, "chat", key)
+    assert (name, arguments) == ("bash", {"command": "ls"}) and second.follows == first.id
+    assert stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
+    assert all(prompt.count('"name": "read_file"') == 1 for prompt in script.prompts)
+    in_user = script.prompts[0].index("read_file") > script.prompts[0].index("You are an agent")
+    assert in_user == (seed == 4)
 
 
 async def test_another_proxy_and_a_later_one_show_the_same(serve: Serve) -> None:

@@ -11,11 +11,21 @@ from typing import Literal, get_args
 import msgspec
 
 PromptKind = Literal[
-    "tool_names", "argument_names", "argument_order", "descriptions", "system_prompt", "observations", "truncation"
+    "tool_names",
+    "argument_names",
+    "argument_order",
+    "descriptions",
+    "system_prompt",
+    "observations",
+    "truncation",
+    "tool_format",
 ]
 PROMPT_KINDS: tuple[PromptKind, ...] = get_args(PromptKind)
 NAMES: frozenset[PromptKind] = frozenset({"tool_names", "argument_names"})
 """Kinds that an agent cannot have whose own prompts speak of its tools by name."""
+TOOLS_IN_USER = "tools_in_user_message"
+"""The argument of Llama's chat templates that says how tools are offered: in the first message of the user, or in the
+system prompt. Other templates offer them in one way."""
 PROBABILITY = 0.5
 """Probability that a group gets a variation, for each kind."""
 
@@ -35,6 +45,11 @@ class PromptVariation(msgspec.Struct, frozen=True):
 def drawn(kinds: Sequence[PromptKind], seed: int, task: str, group_id: int) -> PromptVariation | None:
     """The variation of a group, a pure function of the arguments; None where it has no kind."""
     draws = random.Random(f"prompt/{seed}/{task}/{group_id}")
-    chosen = tuple(kind for kind in PROMPT_KINDS if draws.random() < PROBABILITY and kind in kinds)
+    *first, last = PROMPT_KINDS
+    chosen = tuple(kind for kind in first if draws.random() < PROBABILITY and kind in kinds)
     own_seed = draws.randrange(1 << 31)
+    if (
+        draws.random() < PROBABILITY and last in kinds
+    ):  # behind the seed, so that runs from before this kind go on alike
+        chosen += (last,)
     return PromptVariation(chosen, own_seed) if chosen else None
