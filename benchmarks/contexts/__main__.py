@@ -3,9 +3,9 @@
 A tiny model works at tasks that do not fit into its context of 512 tokens (readings.py), with the project's own agent,
 which asks for notes when the context is nearly full. It is warm-started on a teacher whose notes keep the needed word
 in 60 % of cases. Then it is trained twice from the same weights with the verifier's verdict alone: with its notes, and
-without them (batch.labels leaves out compactions). Everything is real: SGLang on this machine's CPU, `trainer launch`,
-`harness run`. Prints one JSON object as the last line. Left out: a model that learns when to take notes, and a user's
-function that leaves out the notes, as batch.function weighs whole rollouts and could not keep the rest of one.
+without them (a function of the user, examples/batch_function.py, leaves them out). Everything is real: SGLang on this
+machine's CPU, `trainer launch`, `harness run`. Prints one JSON object as the last line. Left out: a model that learns
+when to take notes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.contexts.learned_notes import ALL, QUICK, WITHOUT_SUMMARIES, NotesRun, Sizes
+from benchmarks.contexts.learned_notes import QUICK, WITHOUT_NOTES, NotesRun, Sizes
 from benchmarks.result import provenance, write_result
 
 
@@ -31,9 +31,9 @@ def learned(directory: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
         trained.warm_up()
         masked.prepare()
         masked.begin_like(trained)
-        for name, run, labels in (("trained", trained, ALL), ("masked", masked, WITHOUT_SUMMARIES)):
-            run.say(f"{name}: labels {', '.join(labels)}")
-            figures[name] = run.train(labels, without=run is trained)
+        for name, run, function in (("trained", trained, ""), ("masked", masked, WITHOUT_NOTES)):
+            run.say(f"{name}: {'its notes are left out' if function else 'with its notes'}")
+            figures[name] = run.train(function, without=run is trained)
             run.close()
     finally:
         trained.close()

@@ -29,9 +29,8 @@ from proxy.pool.training.steps import metrics
 HERE = Path(__file__).parent
 AGENTS = HERE.parents[1] / "harness" / "agents"
 SETTINGS = {"tools": ["shell"], "system": "Work.", "threshold": [SHARE, SHARE]}
-ALL = ("main", "compaction")
-WITHOUT_SUMMARIES = ("main",)
-"""Labels that are trained. What the agent is asked to write down when its context is full is a compaction."""
+WITHOUT_NOTES = "examples.batch_function:without_notes"
+"""The function that leaves out what the agent has written down because its context was full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ QUICK = Sizes(steps=1, groups=2, group_size=2, episodes=4, lessons=1, sft_steps=
 
 
 class NotesRun(Demo):
-    """Trains the labels that it is given. The first run of a seed also records the teacher and makes the warm start."""
+    """Trains with its notes or without them. The first run of a seed records the teacher, too, and warms up."""
 
     teacher = f"{HERE / 'forgetful_teacher.py'}:teach"
 
@@ -97,12 +96,17 @@ class NotesRun(Demo):
         """Begin with the weights that another run began with."""
         shutil.copytree(other.directory / "warm", self.directory / "warm")
 
-    def train(self, labels: tuple[str, ...], *, without: bool) -> dict[str, Any]:
-        """Evaluate, train these labels, evaluate again, and return the figures. `without`: also without any notes."""
+    def train(self, function: str, *, without: bool) -> dict[str, Any]:
+        """Evaluate, train, evaluate again, and return the figures.
+
+        `function`: what batch.function is set to; empty: notes are trained, too. `without`: also evaluate an agent that
+        takes no notes.
+        """
         engine, gateway = self._served()
         os.environ["OMP_NUM_THREADS"] = "1"  # engine, agents and trainer share the machine
+        os.environ["PYTHONPATH"] = str(HERE.parents[1])  # where the trainer finds the function
         config = write_trainer_config(self.directory, self.settings, engine)
-        overrides = {"batch.labels": json.dumps(labels), "optimizer.lr": self.sizes.lr}
+        overrides = {"batch.function": json.dumps(function), "optimizer.lr": self.sizes.lr}
         words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
         trainer = self.start("trainer", ["trainer", "launch", str(config), *words], ready=False)
         self.wait_pushed(trainer)

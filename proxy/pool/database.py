@@ -29,7 +29,7 @@ from proxy.pool.schema import metadata
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 from proxy.pool.views import drop_views, make_views
 
-HEAD = "0035"
+HEAD = "0036"
 """The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
 
 BUSY_SECONDS = 60

@@ -154,6 +154,7 @@ rollouts = Table(
     Column("weight", Float),  # in the loss, by the function of its group; null: 1
     Column("left_out", Text),  # why its lease leaves it out (proxy/pool/untrained.py), with details; null: it does not
     Column("set_aside", FreeText),  # set: that function drops it, or failed on it; the function's name, and how
+    Column("completions_left_out", JSON(none_as_null=True)),  # ids of those that this function leaves out; null: none
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),  # name -> number, where the reward has parts
     Column("replaced", JSON(none_as_null=True)),  # earlier outcomes, each with what replaced it (scoring.py)

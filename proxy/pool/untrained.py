@@ -45,6 +45,8 @@ class UntrainedReason(StrEnum):
     LOGPROB_NOT_FINITE = "logprob_not_finite", "its logprob is not finite, or nothing stands before the token"
     # of an attempt
     RETRIED = "retried", "another attempt has the outcome of the rollout, or will have it"
+    # of a completion or of a rollout
+    FUNCTION = "function", "batch.function left it out or failed on it; detail: the function, and how it failed"
     # of a rollout
     HELD_OUT = "held_out", "its group, or its run, is for evaluation"
     ROLLOUT_FAILED = "rollout_failed", "the rollout has no verdict because it failed; detail: the kind of failure"
@@ -54,7 +56,6 @@ class UntrainedReason(StrEnum):
     TRUNCATED = "truncated", "the last turn was cut at its limit, or for repeating itself (credit.mask)"
     BUDGET = "budget", "the agent used up its time or tokens (credit.mask)"
     TURNS = "turns", "the agent used up its turns (credit.mask)"
-    FUNCTION = "function", "batch.function dropped the rollout or failed on it; detail: the function, and how it failed"
     MONITOR = "monitor", "a rule of the monitor masks the rollout; detail: the rule"
     HACKED = "hacked", 'it cheated (integrity = "mask"); detail: the detectors that say so'
     NEGATIVE_ADVANTAGE = "negative_advantage", "negative advantages weigh 0 in this step (loss.negative_*)"

@@ -81,6 +81,11 @@ def sandboxes_of(node: Any) -> list[ListedSandbox]:
     return [sandbox for sandbox in list_sandboxes() if sandbox.owner in workers and sandbox.processes]
 
 
+def all_sandboxes(cluster: "Cluster") -> list[ListedSandbox]:
+    """Those of all nodes."""
+    return [sandbox for node in cluster.worker_nodes for sandbox in sandboxes_of(node)]
+
+
 def raylet(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
 
@@ -135,13 +140,13 @@ def test_ctrl_c_ends_the_agents_on_the_nodes_and_closes_their_attempts(
     on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
 ) -> None:
     run = start(on_ray("-n", "4", "--concurrency", "4", command=f"{SHELL_AGENT}; sleep 600"))
-    wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes), PATIENCE)
+    wait_for(lambda: run.poll() is not None or len(all_sandboxes(cluster)) == 4, PATIENCE)
     run.send_signal(signal.SIGINT)
     output, _ = run.communicate(timeout=200)
     assert run.returncode == 130, output
     tries = tries_of(pool, tmp_path.name)
     assert {row.detail for row in tries} == {"the run was stopped while the attempt ran"}  # written by the nodes
-    assert [sandbox for node in cluster.worker_nodes for sandbox in sandboxes_of(node)] == []
+    assert all_sandboxes(cluster) == []
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def test_a_rollout_has_its_weight_or_is_set_aside_and_a_second_lease_is_the_same
     assert "warning: filters:judge raised KeyError ('x') for rollout 3, which is set aside" in capfd.readouterr().err
     with FunctionProcess("examples.batch_function:unhurried") as example:
         endings = [["stop"], ["stop", "stop"], ["stop", "length"]]
-        asked = [{"completions": [{"finish_reason": reason} for reason in reasons]} for reasons in endings]
+        asked = [{"completions": [{"id": 1, "finish_reason": reason} for reason in reasons]} for reasons in endings]
         assert [example.weigh(fields).weight for fields in asked] == [0.5, 1.0, 0.0]
     read = list(rollouts(pool))
     assert [rollout.weight for rollout in read] == [2.5, 0.0, *[None] * 5, 1.0]
@@ -91,6 +91,41 @@ def test_a_rollout_has_its_weight_or_is_set_aside_and_a_second_lease_is_the_same
         f"function: {NAME} raised KeyError",
     ]
     assert sequences(read[0]) and not sequences(read[1]) and origin(read[0])["weight"] == 2.5
+    write("def judge(rollout): return 9")
+    assert not weigh(pool, run_id, leased(pool, run_id), NAME) and leased(pool, run_id).groups == [group]
+
+
+def test_completions_that_the_function_leaves_out_are_context_and_are_said_to_be(
+    pool: Pool, write: Callable[[str], None]
+) -> None:
+    run_id = begun(pool)
+    write("""
+def judge(rollout):
+    ids = [item["id"] for item in rollout["completions"]]
+    return [
+        {"leave_out": ids, "weight": 2}, {"leave_out": []}, {"weight": 0, "leave_out": ids}, {"leave_out": [10**6]},
+        {"leave_out": 3}, {"leave_out": ["1"]}, {}, {"leave": ids},
+    ][rollout["member"]]
+""")
+    staleness = leased(pool, run_id).groups[0].staleness
+    assert weigh(pool, run_id, leased(pool, run_id), NAME)
+    [group] = leased(pool, run_id).groups
+    assert [(member.weight, member.untrained and member.untrained.detail) for member in group.rollouts] == [
+        (2.0, None),
+        (1.0, None),
+        (0.0, NAME),
+        (1.0, f"{NAME} leaves out completions that are not the rollout's"),
+        (1.0, f"{NAME} returned a leave_out that is no list of ids"),
+        (1.0, f"{NAME} returned a leave_out that is no list of ids"),
+        (1.0, f"{NAME} returned [] and not 'weight' or 'leave_out'"),
+        (1.0, f"{NAME} returned ['leave'] and not 'weight' or 'leave_out'"),
+    ]
+    whys = [member.completions[0].untrainable for member in group.rollouts]
+    assert [why and str(why) for why in whys] == [f"function: {NAME}", None, f"function: {NAME}", *[None] * 5]
+    assert group.staleness == staleness == group.rollouts[0].staleness
+    read = list(rollouts(pool))
+    assert [str(item.completions[0].untrained) for item in read[:2]] == [f"function: {NAME}", "None"]
+    assert read[0].completions[0].untrainable is None  # as it was recorded
     write("def judge(rollout): return 9")
     assert not weigh(pool, run_id, leased(pool, run_id), NAME) and leased(pool, run_id).groups == [group]
 

@@ -9,11 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sqlalchemy import select, update
 
 from proxy.pool.completions.records import Completion, VersionSpan
+from proxy.pool.completions.store import to_row
+from proxy.pool.database import Pool, insert_row
+from proxy.pool.functions.weights import weigh
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import completions
 from proxy.pool.training.fates import StepSums, Tally, sums
-from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.training.steps import Published
+from proxy.pool.training.windowed_fifo import Lease, LeasedGroup, LeasedRollout, LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
+from tests.pool.make import finished_group, new_completion, publish_next
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from trainer.config import Credit, Loss
 from trainer.config.step import StepOptions
@@ -73,6 +81,37 @@ def test_a_rollout_of_weight_two_counts_as_if_it_were_there_twice() -> None:
     assert [row.weight for row in plain] == pytest.approx([1.0, 1.0])
     assert weighed[1].weight == pytest.approx(2 * weighed[0].weight)
     assert [row.advantage.tolist() for row in weighed] == [row.advantage.tolist() for row in plain]
+
+
+def test_leaving_out_notes_by_a_function_trains_what_labels_without_them_train(pool: Pool) -> None:
+    run = open_run(pool, "r", "train", {})
+    publish_next(pool, run.id, Published(step=0, checkpoint="c", hf_dir="h", metrics={}))
+    finished_group(pool, run.id, [0.0, 1.0])
+    with pool.write() as connection:
+        connection.execute(update(completions).values(label="main"))
+        for attempt_id in list(connection.scalars(select(completions.c.attempt_id))):
+            note = to_row(new_completion(attempt_id)) | {
+                "ordinal": 1,
+                "versions": [["v1", 0, 2]],
+                "label": "compaction",
+            }
+            insert_row(connection, completions, note)
+
+    def leased() -> Lease:
+        taken = lease(pool, run.id, 1, LeaseRule(groups=1, window=1, max_staleness=5))
+        assert taken is not None
+        return taken
+
+    whole = assemble(leased().groups, StepOptions())
+    by_label = assemble(leased().groups, StepOptions(labels=("main",)))
+    assert weigh(pool, run.id, leased(), "examples.batch_function:without_notes")
+    by_function = assemble(leased().groups, StepOptions())
+    assert [row.completions for row in by_function.rows] == [row.completions for row in by_label.rows] == [(1,), (2,)]
+    for one, other in zip(by_function.rows, by_label.rows, strict=True):
+        assert one.weight == other.weight and one.tokens.tolist() == other.tokens.tolist()
+        assert one.advantage.tolist() == other.advantage.tolist() and one.trained.tolist() == other.trained.tolist()
+    assert to_metrics(by_function.excluded) == {"function: examples.batch_function:without_notes": 4}
+    assert to_metrics(by_label.excluded) == {"label: compaction": 4} and whole.tokens == 2 * by_function.tokens
 
 
 def test_given_tokens_are_context_only() -> None:

@@ -8,7 +8,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -52,11 +52,20 @@ def main(purpose: str, name: str) -> None:
 
 
 def _weight(value: Any) -> dict[str, Any]:
+    """A number, or an object with `weight`, `leave_out` or both: ids of completions that are not trained."""
+    left_out: Any = []
+    if isinstance(value, Mapping):
+        if not value or not value.keys() <= {"weight", "leave_out"}:
+            return {"error": f"returned {sorted(map(str, value))[:10]} and not 'weight' or 'leave_out'"}
+        value, left_out = value.get("weight", 1.0), value.get("leave_out", [])
     if not isinstance(value, int | float):
         return {"error": f"returned a {type(value).__name__}, not a number"}
     if not (math.isfinite(value) and 0 <= value <= LARGEST):
         return {"error": "returned a number that is no weight", "detail": f"{value} is not from 0 to {LARGEST:g}"}
-    return {"weight": float(value)}
+    ids = list(left_out) if isinstance(left_out, Iterable) else [None]
+    if not all(type(id) is int for id in ids):
+        return {"error": "returned a leave_out that is no list of ids"}
+    return {"weight": float(value), "leave_out": ids}
 
 
 def _reward(value: Any) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Weighed:
 
     weight: float | None
     """Its weight in the loss; 0: it is dropped. None: the function failed."""
+    leave_out: tuple[int, ...] = ()
+    """Ids of its completions that are not trained."""
     error: str = ""
     """How it failed, in a few words that are the same for all failures of this kind."""
     detail: str = ""
@@ -52,9 +54,13 @@ class FunctionProcess:
         self._end()
 
     def weigh(self, rollout: dict[str, Any]) -> Weighed:
-        """Ask the function for the weight of a rollout."""
+        """Ask the function for the weight of a rollout, and for the completions that are not trained."""
         answer = self.call(rollout)
-        return Weighed(answer.get("weight"), answer.get("error", ""), answer.get("detail", ""))
+        left_out = tuple(answer.get("leave_out", ()))
+        if foreign := set(left_out) - {item["id"] for item in rollout["completions"]}:
+            error = "leaves out completions that are not the rollout's"
+            return Weighed(None, error=error, detail=str(sorted(foreign)[:5]))
+        return Weighed(answer.get("weight"), left_out, answer.get("error", ""), answer.get("detail", ""))
 
     def call(self, *arguments: Any) -> dict[str, Any]:
         """Call the function; `error` and `detail` say how it failed. Whatever it does, the next call finds it ready."""

@@ -106,5 +106,9 @@ def _store(pool: Pool, run_id: int, step: int, name: str, answers: dict[int, Wei
         connection.execute(update(groups).where(leased).values(function=name))
         for rollout_id, weighed in answers.items():
             aside = None if weighed.weight else f"{name} {weighed.error}".strip()
-            values = {"weight": weighed.weight, "set_aside": aside}
+            values = {
+                "weight": weighed.weight,
+                "set_aside": aside,
+                "completions_left_out": list(weighed.leave_out) or None,
+            }
             connection.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(values))

@@ -1,7 +1,7 @@
 """How many of a run's calls can train, by client, and why the others cannot.
 
 A client is an agent as the run names it. Left out: what a train step decides (staleness, equal rewards, `batch.labels`
-other than the default).
+other than the default, single completions that `batch.function` leaves out).
 """
 
 from collections import Counter

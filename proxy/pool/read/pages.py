@@ -23,7 +23,7 @@ from proxy.pool.rollouts.masked import masked_as_hacked
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import archives, attempts, groups, runs, tasks
 from proxy.pool.schema import rollouts as rollouts_table
-from proxy.pool.untrained import Untrained
+from proxy.pool.untrained import Untrained, UntrainedReason
 
 PAGE = 32
 """Groups per query."""
@@ -64,7 +64,14 @@ class RolloutFilter:
         """
         columns = (groups.c.id, groups.c.queue_index, groups.c.state, groups.c.step, groups.c.reason, groups.c.detail)
         query = (
-            select(*columns, groups.c.agent, groups.c.start_dated_at, tasks.c.name.label("task"), tasks.c.domain)
+            select(
+                *columns,
+                groups.c.function,
+                groups.c.agent,
+                groups.c.start_dated_at,
+                tasks.c.name.label("task"),
+                tasks.c.domain,
+            )
             .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
             .where(groups.c.run_id == run_id)
             .order_by(groups.c.queue_index)
@@ -222,7 +229,10 @@ def _completions(
     )
     for item in chain:
         if which.labels is None or item.label in which.labels:
-            yield _completion(item, whole[item.id], why_untrained(item.untrainable, item.label, around))
+            own = item.untrainable
+            if own is None and item.id in (row.completions_left_out or ()):
+                own = Untrained(UntrainedReason.FUNCTION, group.function or "")
+            yield _completion(item, whole[item.id], why_untrained(own, item.label, around))
 
 
 def _completion(item: Completion, tokens: Any, untrained: Untrained | None) -> CompletionRecord:

@@ -7,7 +7,7 @@ Any finished group in the window may be taken; we take the lowest index, which m
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, func, select, update
@@ -329,7 +329,10 @@ def _load(connection: Connection, run_id: int, condition: Any, *, now: int | Non
     loaded = []
     for row in rows:
         known = known_at[row.step]
-        whole = [_leased(m, completions.get(m.attempt_id, []), known, steps, now) for m in members[row.id]]
+        whole = []
+        for member in members[row.id]:
+            leased = _leased(member, completions.get(member.attempt_id, []), known, steps, now)
+            whole.append(_without(leased, member.completions_left_out, row.function))
         staleness = max((member.staleness for member in whole if member.untrained is None), default=now)
         loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, whole, row.size, row.agent))
     return loaded
@@ -357,6 +360,20 @@ def _leased(
         failure=row.failure,
         failed_calls=row.failed_calls or (),
         hacked=None if row.integrity is None else row.hacked is not None,
+    )
+
+
+def _without(member: LeasedRollout, left_out: Collection[int] | None, function: str | None) -> LeasedRollout:
+    """The rollout with those completions untrainable that the user's function leaves out. Its staleness stays."""
+    if not left_out:
+        return member
+    why = Untrained(UntrainedReason.FUNCTION, function or "")
+    return replace(
+        member,
+        completions=[
+            replace(item, untrainable=why) if item.id in left_out and item.untrainable is None else item
+            for item in member.completions
+        ],
     )
 
 
