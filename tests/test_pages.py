@@ -23,6 +23,7 @@ from harness.tasks.sources import load_sources
 from proxy.engine.process import free_port
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.read import RolloutFilter, rollouts
 from proxy.pool.rollouts.runs import find_run
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
@@ -448,7 +449,7 @@ class Reader:
                 time.sleep(0.2)
 
     def rollout_of(self, run: str) -> str:
-        """The number of a run's first rollout."""
+        """The number of the rollout of a run that ended first."""
         results = (self.home / "runs" / run / "results.jsonl").read_text().splitlines()
         return str(json.loads(results[0])["rollout"])
 
@@ -542,7 +543,7 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     # the new weights must have sampled something: rollouts that a reader's run would go on with
     reader.types("harness eval tasks.jsonl --agent opencode --proxy http://127.0.0.1:8000 --run-dir runs/after")
     reader.types(logprobs, ("train.toml", "runs/train.toml --run after"))
-    rollout = reader.rollout_of("train")
+    rollout = str(next(rollouts(open_pool(str(reader.home / "runs" / "pool.db")), RolloutFilter(first_step=1))).rollout)
     for inspect in inspects:
         reader.types(inspect, config, (" 12", " 1"), *([("345", rollout)] if "345" in inspect else []))
     assert (reader.home / "step.html").stat().st_size > 1000
