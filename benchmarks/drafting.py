@@ -23,6 +23,8 @@ from safetensors.torch import save_file
 
 from benchmarks.result import be_single_process, provenance, write_result
 from trainer.config import Config, Parallel
+from trainer.config.mtp import Mtp
+from trainer.config.optimizer import Optimizer
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import plan
 from trainer.data.row import TrainingRow
@@ -110,9 +112,9 @@ def write_model(directory: Path) -> Path:
 
 def policy_of(source: Path, ranks: Ranks, train: bool) -> Policy:
     """The policy of a directory, with its head trained or frozen."""
-    places = {"pool": "pool.db", "run": "benchmark", "model": str(source), "output": "out"}
-    mtp = {"drafts": DRAFTS, "train": train, "lr": 2e-3}
-    config = msgspec.convert({**places, "optimizer": {"lr": 2e-3}, "mtp": mtp}, Config)
+    mtp = Mtp(drafts=DRAFTS, lr=2e-3 if train else 0.0)
+    optimizer = Optimizer(lr=2e-3)
+    config = Config(pool="pool.db", run="benchmark", model=str(source), output="out", optimizer=optimizer, mtp=mtp)
     return Policy(source, config, ranks)
 
 

@@ -116,6 +116,7 @@ def solved(row: dict[str, Any]) -> bool:
     return whole and row["completions"] == row["trainable"] > 0
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "which"),
     [
