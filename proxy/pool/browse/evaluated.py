@@ -25,6 +25,7 @@ NEWEST_EVALUATIONS = 256
 """The pool's newest runs for evaluation that are looked at."""
 MOST_TASKS = 4096
 """Tasks of a training run, and of its evaluations, that are compared."""
+TASKS_PER_QUERY = 64
 NEWEST_TRAINED = 4096
 """Groups of a training run whose agents count as trained."""
 MOST_POLICIES = 8
@@ -233,10 +234,12 @@ def _trained_tasks(connection: Connection, run_id: int, ids: Collection[int]) ->
     named: Sequence[Any] = connection.execute(of_run.where(tasks.c.name.in_(list(names)))).all() if names else ()
     contents = set(names.values())
     same = {row.id: content for row in (*first, *named) if (content := content_of(row.spec)) in contents}
-    trained = _with_group(connection, list(same)) if same else set()
-    asked = {same[id] for id in trained}
+    candidates, trained = list(same), set[str]()
+    for start in range(0, len(candidates), TASKS_PER_QUERY):  # one trained task settles all that ask for the same
+        some = [id for id in candidates[start : start + TASKS_PER_QUERY] if same[id] not in trained]
+        trained |= {same[id] for id in _with_group(connection, some)} if some else set()
     whole = len(first) <= MOST_TASKS and len(evaluated) < MOST_TASKS
-    return [name for name, content in names.items() if content in asked], whole
+    return [name for name, content in names.items() if content in trained], whole
 
 
 def _with_group(connection: Connection, ids: Collection[int]) -> set[int]:
