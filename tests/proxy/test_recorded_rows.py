@@ -14,13 +14,12 @@ from proxy.prompt.template import ChatTemplate
 from tests.captures.player import Played, Player
 from tests.captures.recorded import sessions
 from tests.proxy.conftest import Serve
-from tests.proxy.test_recorded_agents import ROOM
+from tests.proxy.test_recorded_agents import AT_ONCE, ROOM
 from trainer.data.assemble import merge, why_not_trainable
 from trainer.data.row import TrainingRow
 from trainer.data.tree import distinct
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "runs",
     [pytest.param(("subagent", "compact_ctx"), id="branching"), pytest.param(None, marks=pytest.mark.long, id="all")],
@@ -29,7 +28,7 @@ async def test_every_token_of_a_recorded_agent_is_trained_in_its_own_context(
     runs: tuple[str, ...] | None, serve: Serve, template: ChatTemplate
 ) -> None:
     player = Player(template)
-    stand = await serve(player, context_length=ROOM)
+    stand = await serve(player, context_length=ROOM, limits=AT_ONCE)
     attempts: dict[int, list[Played]] = defaultdict(list)
     for session in (each for each in sessions() if runs is None or each.run in runs):
         for call in await player.play(session, stand):
