@@ -7,7 +7,16 @@ that answers a question (`grep` without a match, a test that fails) is no failur
 import re
 
 from proxy.pool.behaviour.actions import Action
-from proxy.pool.behaviour.commands.error_texts import PROGRAM, RUNNERS, SHELL, deciding, hidden, raised, tells_of
+from proxy.pool.behaviour.commands.error_texts import (
+    PROGRAM,
+    RUNNERS,
+    SHELL,
+    deciding,
+    hidden,
+    not_started,
+    raised,
+    tells_of,
+)
 from proxy.pool.behaviour.exits import REFUSED, code_before, code_behind, flagged_code
 from proxy.pool.behaviour.frames import unframed
 from proxy.pool.completions.observed import HEAD, TAIL, ToolResult
@@ -88,7 +97,7 @@ def _shell_failed(action: Action, result: ToolResult) -> bool:
         return True
     if (match := PROGRAM.match(last)) and any(match["program"] == command.program for command in action.commands):
         return True
-    return raised(result.head + result.tail, [last])
+    return not_started(action.commands, last) or raised(result.head + result.tail, [last])
 
 
 def _text(result: ToolResult) -> str:

@@ -23,8 +23,8 @@ NEWEST_GROUPS = 4096
 """Finished groups of the run among which held-out ones are looked for."""
 NEWEST_OTHERS = 8
 """How many of the newest runs for evaluation that no training run asked for are looked at."""
-NEWEST_OF_OTHER = 64
-"""Finished groups of each of them."""
+NEWEST_OF_OTHER = 256
+"""Finished groups of each of them that count."""
 HELD_OUT = "held out"
 
 Part = Literal["all", "agent", "domain"]

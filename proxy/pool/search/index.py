@@ -13,8 +13,8 @@ from pathlib import Path
 
 from proxy.pool.address import parsed
 
-VERSION = 1
-"""Version of the tables below. An index of another version is built again."""
+VERSION = 2
+"""Version of the tables below, and of the rules for events. An index of another version is built again."""
 CACHE_KIB = 16 << 10
 BUSY_SECONDS = 10
 SCHEMA = """

@@ -48,6 +48,22 @@ def test_agents_that_print_their_frame_first_are_known_by_all_their_results() ->
     assert of_last(OLDER.format("Exit code: 0", 3)) == ("exit code 3", True)
 
 
+def test_python_that_does_not_find_what_it_is_to_run_has_failed() -> None:
+    missing = "/usr/bin/python3: No module named unitest"
+    for command, text in (
+        ("python3 -m unitest discover -s checks", missing),
+        ("cd /app && python3.11 -m pytest -q", "x\npython3.11: No module named pytest\n"),
+        ("python run.py", "python: can't open file '/app/run.py': [Errno 2] No such file or directory"),
+    ):
+        assert of_last(text, command=command)[0] == "shell", command
+    assert of_last(missing, command="cat log.txt")[0] == ""
+    assert of_last(f"{missing}\n3 passed", command="python3 check.py")[0] == ""
+    work = Work()
+    for _ in range(4):
+        work.shell("python3 -m unitest", answer=missing)
+    assert len(work.done().events("retry_loop")) == 2
+
+
 NO_FILE, TRACE = "cat: a.txt: No such file or directory", "Traceback (most recent call last):\n  File\nValueError: no"
 
 

@@ -25,6 +25,7 @@ const FIELDS = [
 
 // Questions that one has about a run, each a set of filters
 const QUESTIONS = [
+  ["failed", { most_reward: 0 }],
   ["failed in a retry loop", { event: "retry_loop", most_reward: 0 }],
   ["failed and repeated a call", { event: "repeated_call", most_reward: 0 }],
   ["failed with a reply that repeats itself", { event: "repetition", most_reward: 0 }],
@@ -110,7 +111,7 @@ export async function search(box, { params, signal }) {
       const page = await ask("search", { ...wanted, before }, signal);
       shown = before === null ? page.hits : [...shown, ...page.hits];
       tell(note, page.index);
-      clear(list, wanted.q ? calls(shown) : rollouts(shown, wanted.event));
+      clear(list, wanted.q ? calls(shown) : rollouts(shown, wanted.event, page.before === null));
       clear(
         further,
         page.before === null
@@ -186,7 +187,7 @@ function calls(hits) {
   );
 }
 
-function rollouts(hits, event) {
+function rollouts(hits, event, whole) {
   const heads = [
     "rollout",
     "reward",
@@ -216,6 +217,6 @@ function rollouts(hits, event) {
         ago(hit.finished_at),
       ),
     ),
-    { empty: "nothing in the index is like that", caption: "rollouts" },
+    { empty: whole ? "nothing in the index is like that" : "", caption: "rollouts" },
   );
 }

@@ -22,6 +22,7 @@ SHELL = re.compile(
 PROGRAM = re.compile(r"^(?P<program>[\w.+-]+): .*(?:No such file or directory|Permission denied|[Ii]s a directory)$")
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*)?$")
 _PYTHON = re.compile(r"python[\d.]*")
+_NOT_STARTED = re.compile(r"^(?:/\S*/)?python[\d.]*: (?:No module named \S+|can't open file .+)$")
 _QUIET = {"echo", "printf", "true", ":", "exit", "false"}
 """Commands that end a script with a code that they choose, or with that of the command before them."""
 _FILTERS = {"head", "tail", "cat", "tee", "sort", "uniq", "wc"}
@@ -50,7 +51,12 @@ def tells_of(script: Sequence[Command], text: str) -> bool:
     if any(_names(command, line) for line in shown for command in script):
         return True
     python = any(_PYTHON.fullmatch(each.program) and not RUNNERS.match(each.head) for each in script)
-    return python and raised(text, lines)
+    return python and (raised(text, lines) or any(map(_NOT_STARTED.match, lines)))
+
+
+def not_started(script: Sequence[Command], line: str) -> bool:
+    """Whether Python says in this line that what it was to run is not there."""
+    return bool(_NOT_STARTED.match(line)) and any(_PYTHON.fullmatch(command.program) for command in script)
 
 
 def raised(text: str, lines: Iterable[str]) -> bool:
