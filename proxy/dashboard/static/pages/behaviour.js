@@ -130,7 +130,7 @@ function addedUp(figures, own, index) {
     );
   const byName = (rows, head) =>
     table(
-      [head, "rollouts", "reward", "failed", "calls", "tokens", "took"],
+      [head, "rollouts", "reward", "with a failure", "calls", "tokens", "took"],
       rows.map((each) =>
         h(
           "tr",
