@@ -80,7 +80,7 @@ def _codes(action: Action, result: ToolResult) -> list[int]:
 def _answers(action: Action, code: int, result: ToolResult) -> bool:
     """Whether an exit code is the answer to what was asked, by the command that it is of."""
     last = deciding(action.commands)
-    if last is None or any(SHELL.match(line) for line in _lines(result)):
+    if last is None or any(SHELL.match(line) or not_started(action.commands, line) for line in _lines(result)):
         return False
     if tells_of([each for each in action.commands if each is not last], _text(result)):
         return False

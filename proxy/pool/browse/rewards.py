@@ -77,8 +77,9 @@ def run_rewards(pool: Pool, run_id: int) -> RunRewards:
         held_out = [row.id for row in finished[:NEWEST_GROUPS] if row.purpose == "eval"]
         members = {HELD_OUT: connection.execute(_members(held_out)).all()} if held_out else {}
         for id, name in list(others.items())[:NEWEST_OTHERS]:
-            of_other = _newest_groups(id).limit(NEWEST_OF_OTHER).subquery()
-            members[name] = connection.execute(_members(select(of_other.c.id))).all()
+            of_other = connection.execute(_newest_groups(id).limit(NEWEST_OF_OTHER + 1)).all()
+            older = older or len(of_other) > NEWEST_OF_OTHER
+            members[name] = connection.execute(_members([row.id for row in of_other[:NEWEST_OF_OTHER]])).all()
         steps = _steps(connection, run_id, (row for rows in members.values() for row in rows))
         found = [*_evaluated(connection, run_id, own), *_sampled(members, steps)]
     points = {part: _points((each.label(part), each) for each in found) for part in PARTS}

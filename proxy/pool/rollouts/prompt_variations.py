@@ -45,11 +45,9 @@ class PromptVariation(msgspec.Struct, frozen=True):
 def drawn(kinds: Sequence[PromptKind], seed: int, task: str, group_id: int) -> PromptVariation | None:
     """The variation of a group, a pure function of the arguments; None where it has no kind."""
     draws = random.Random(f"prompt/{seed}/{task}/{group_id}")
-    *first, last = PROMPT_KINDS
-    chosen = tuple(kind for kind in first if draws.random() < PROBABILITY and kind in kinds)
+    earlier: list[PromptKind] = [kind for kind in PROMPT_KINDS if kind != "tool_format"]
+    chosen = [kind for kind in earlier if draws.random() < PROBABILITY and kind in kinds]
     own_seed = draws.randrange(1 << 31)
-    if (
-        draws.random() < PROBABILITY and last in kinds
-    ):  # behind the seed, so that runs from before this kind go on alike
-        chosen += (last,)
-    return PromptVariation(chosen, own_seed) if chosen else None
+    # A newer kind is drawn behind the seed, so that a run from before it, which is resumed, keeps its draws.
+    chosen += ["tool_format"] if draws.random() < PROBABILITY and "tool_format" in kinds else []
+    return PromptVariation(tuple(chosen), own_seed) if chosen else None

@@ -58,6 +58,9 @@ def test_python_that_does_not_find_what_it_is_to_run_has_failed() -> None:
         assert of_last(text, command=command)[0] == "shell", command
     assert of_last(missing, command="cat log.txt")[0] == ""
     assert of_last(f"{missing}\n3 passed", command="python3 check.py")[0] == ""
+    framed = "{}\n[exit code: 1]"
+    assert of_last(framed.format("python: No module named pytest"), command="python -m pytest -q")[0] == "exit code 1"
+    assert of_last(framed.format("1 failed, 3 passed"), command="python -m pytest -q")[0] == ""  # the tests' answer
     work = Work()
     for _ in range(4):
         work.shell("python3 -m unitest", answer=missing)
