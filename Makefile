@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # Empty means no: tests start hundreds of processes from these sources, and each would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: site pictures demo demo-control demo-scaffolds everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
+.PHONY: site pictures demo demo-control demo-scaffolds everything test test-all short-tests all-tests compiled failed-tests check install install-gpu gpu-packages lock-gpu
 .PHONY: agents all-agents agents-table sdks all-sdks clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
@@ -31,8 +31,6 @@ FAILED := .pytest_cache/v/cache/lastfailed
 # Types are checked beside the tests. A make that tests or installs call gets none of this one's jobs.
 ALONE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
 TESTS = $(ALONE) $(BIN)/python -m pytest
-# once, before all workers compile the same at the same time
-COMPILE = $(BIN)/python -m compileall -q -j 0 proxy harness sandboxes trainer
 
 # Agents are downloaded while types are checked.
 test: install  ## what CI runs
@@ -41,14 +39,18 @@ test: install  ## what CI runs
 test-all: install  ## adds the long tests
 	$(MAKE) -j3 check all-tests
 
-short-tests: install agents sdks
+short-tests: install agents sdks compiled
 	rm -f $(FAILED)
-	$(COMPILE)
 	$(TESTS) -m "not long" $(WORKERS) || { code=$$?; [ $$code = 1 ] || rm -f $(FAILED); exit $$code; }
 
-all-tests: install all-agents all-sdks
-	$(COMPILE)
+all-tests: install all-agents all-sdks compiled
 	$(TESTS) $(WORKERS)
+
+# Once, before all workers compile the same at the same time: what they import, and the tests as pytest rewrites them.
+compiled: install
+	$(BIN)/python -m compileall -q -j 0 proxy harness sandboxes trainer
+	mkdir -p build
+	$(TESTS) -qq --collect-only > build/tests.txt || { cat build/tests.txt; exit 1; }
 
 failed-tests: install check  ## those that failed last time, one after the other
 	$(TESTS) -m "not long" --last-failed --last-failed-no-failures none
@@ -95,8 +97,8 @@ agents-table: install all-agents all-sdks  ## every agent at its tasks before a 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	@echo "installing some 4 GB into $(VENV): 3 to 10 minutes, without a word"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,docs,dev]' --config-settings editable_mode=compat
-	$(BIN)/pip install -q --no-deps -r requirements/sglang-cpu.txt
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,docs,dev]' --config-settings editable_mode=compat
+	$(BIN)/pip install -q --no-compile --no-deps -r requirements/sglang-cpu.txt
 	rm -f $(VENV)/.gpu-packages
 	touch $@
 

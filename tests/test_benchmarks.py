@@ -51,7 +51,8 @@ def run(script: str, tmp_path: Path, *words: str, timeout: int = 280) -> dict[st
     return figures
 
 
-@pytest.mark.parametrize("parts", ["conversations,streams", pytest.param("", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parts", ["conversations,streams", ""])
 def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_path: Path) -> None:
     figures = run("gateway", tmp_path, *(["--parts", parts] if parts else []))
     assert figures.keys() >= KEYS
@@ -97,6 +98,7 @@ def test_the_benchmark_of_the_pool_ends_with_one_json_object(tmp_path: Path) -> 
     assert all(figures[key] > 0 for key in measured) and figures["database"] == "sqlite"
 
 
+@pytest.mark.long
 def test_the_benchmark_of_events_ends_with_one_json_object(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks.events", "--quick", "--out", str(file)]
@@ -146,6 +148,7 @@ def test_a_trained_head_drafts_what_a_moving_policy_says_and_a_frozen_one_does_n
         assert figures["length_frozen"] < 1.5 < 2.4 < min(figures["length_before"], figures["length_trained"])
 
 
+@pytest.mark.long
 def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon: str, tmp_path: Path) -> None:
     figures = run("sandboxes", tmp_path)
     assert figures["concurrent"] == 4 and figures["cycle_ratio"] > 0 and figures["cycles_per_s"] > 0
@@ -156,6 +159,7 @@ def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon:
     )
 
 
+@pytest.mark.long
 def test_the_benchmark_of_spare_containers_ends_with_one_json_object(docker_daemon: str) -> None:
     command = [sys.executable, "-m", "benchmarks.warm", "--starts", "2"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)

@@ -131,6 +131,7 @@ def test_a_whole_step_is_measured_by_parts(bare: dict[str, str]) -> None:
     assert measures["trained_tokens"] == 2 * 2 * 2 * 8 and measures["checkpoint_bytes"] > measures["export_bytes"] > 0
 
 
+@pytest.mark.long
 def test_experts_are_measured_both_ways_and_replayed(bare: dict[str, str]) -> None:
     measures = figures("mixture", bare)
     assert measures["replay"]["routing_replayed"] == 1

@@ -259,10 +259,17 @@ run = "train"
 model = "runs/tiny"
 output = "runs/warm-policy"
 [sft]
-runs = ["train"]
+runs = ["teacher"]
 output = "runs/warm"
 max_steps = 2
 """
+TEACHER = "".join(
+    f'{{"schema_version": "ATIF-v1.8", "session_id": "{name}", "agent": {{"name": "teacher", "version": "1"}}, "steps": ['
+    '{"step_id": 1, "source": "user", "message": "Look around."}, '
+    f'{{"step_id": 2, "source": "agent", "message": "There is {name}."}}]}}\n'
+    for name in ("a.txt", "b.txt")
+)
+"""Replies that ended by themselves. Those of a random model are cut by their length, all but a few."""
 
 
 def commands_of(page: str) -> list[str]:
@@ -548,6 +555,8 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
         reader.types(inspect, config, (" 12", " 1"), *([("345", rollout)] if "345" in inspect else []))
     assert (reader.home / "step.html").stat().st_size > 1000
     (reader.home / "warm.toml").write_text(WARM)
+    (reader.home / "teacher.jsonl").write_text(TEACHER)
+    reader.types("proxy pool import runs/pool.db teacher teacher.jsonl --model runs/tiny")
     reader.types(sft)
     for command in (verify, show, *EXPORTING):
         reader.types(command)

@@ -5,6 +5,7 @@ a proxy that does not answer, whose calls cannot wait.
 """
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,10 @@ from sandboxes.clocks import Presence
 
 ANSWER_SECONDS = 10
 """How long the proxy may take to answer. It asks nobody for this."""
+
+
+def _open_client() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS), raise_for_status=True)
 
 
 class _Outage(msgspec.Struct):
@@ -29,6 +34,8 @@ class EnginePresence(Presence):
         super().__init__("every engine")
         self._proxy = url, admin_key
         self._patience, self._run_id = patience, run_id
+        self._client: aiohttp.ClientSession | None = None
+        """Kept open while the engines are watched, as each attempt asks once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The node of a cluster asks the proxy for itself."""
@@ -51,14 +58,23 @@ class EnginePresence(Presence):
         """Seconds after `since` (unix time) in which calls of the attempt waited while no engine was up."""
         return (await self._asked(attempt=attempt_id, within=max(0.0, time.time() - since))).seconds
 
+    def watch(self) -> None:
+        super().watch()
+        self._client = self._client or _open_client()
+
+    async def close(self) -> None:
+        await super().close()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
     async def _asked(self, **query: float) -> _Outage:
         url, admin_key = self._proxy
         query |= {} if self._run_id is None else {"run": self._run_id}
         headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         try:
             async with (
-                aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as client,
+                nullcontext(self._client) if self._client else _open_client() as client,
                 client.get(f"{url}/outage", params=query, headers=headers) as answer,
             ):
                 return msgspec.json.decode(await answer.read(), type=_Outage)

@@ -12,7 +12,6 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
-    ColumnElement,
     Float,
     ForeignKey,
     Index,
@@ -30,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from proxy.pool.compressed_json import Packed
@@ -304,8 +304,11 @@ GIVEN_TOKENS = {
 """Database -> SQL of the number of tokens in the spans of a column."""
 
 
-class _GivenTokens(ColumnElement[int]):
-    """The number of tokens of a completion's answer that the proxy wrote."""
+class _GivenTokens(FunctionElement[int]):
+    """The number of tokens of a completion's answer that the proxy wrote.
+
+    A function, as SQLAlchemy (2.1) compiles a query with an element of another kind anew each time that it runs.
+    """
 
     inherit_cache = True
     type = Integer()

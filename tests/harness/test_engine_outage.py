@@ -154,6 +154,7 @@ def test_a_run_starts_its_own_engine_again(tmp_path: Path, proxy: RunningProxy) 
     assert (row["reward"], row["attempts"]) == (1.0, 1)
 
 
+@pytest.mark.long  # tests/proxy/test_outage.py holds what a call waits for
 @pytest.mark.timeout(900)
 def test_a_run_waits_for_its_engine_and_its_clocks_stand_still(stack: Stack, tmp_path: Path) -> None:
     engine = stack.start_engine()

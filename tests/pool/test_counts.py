@@ -1,13 +1,16 @@
 """Figures of a rollout's attempt, on the rollout's row: when they are written, and that a lease judges from them."""
 
+from typing import Any
+
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import create_engine, select, update
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.counts import count, keep_tokens
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
-from proxy.pool.schema import completions, groups, rollouts
+from proxy.pool.schema import completions, groups, metadata, rollouts
 from proxy.pool.training.steps import Published, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -79,3 +82,14 @@ def test_rollouts_of_before_there_were_figures_are_judged_as_ever_and_get_them(p
     taken = lease(pool, run_id, 1, RULE)
     assert taken is not None and [group.queue_index for group in taken.groups] == [2]
     assert counts(pool)[4:] == after[4:] == [(1, 2, 2, ["v1"])] * 2 and counts(pool)[:2] == after[:2]
+
+
+def test_the_queries_that_count_are_compiled_once() -> None:
+    """SQLAlchemy keeps no query with an element whose key it does not know, and says nothing: it compiles each anew."""
+    engine, compiled = create_engine("sqlite://"), dict[Any, Any]()
+    metadata.create_all(engine)
+    with engine.connect().execution_options(compiled_cache=compiled) as connection:
+        for attempt_id in (1, 2, 3):
+            count(connection, [attempt_id])
+            keep_tokens(connection, [attempt_id])
+    assert len(compiled) == 2

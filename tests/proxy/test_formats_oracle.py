@@ -21,6 +21,7 @@ from tests.conftest import need
 from tests.proxy.test_formats import parse, said, think
 from tests.proxy.written import SAMPLES, TOOLS, WRITERS
 
+pytestmark = pytest.mark.long  # tests/proxy/test_formats.py holds the same turns to what was written
 ORACLE = Path(__file__).parent / "sglang_parsers.py"
 REASONING = {"glm45": "glm45", "glm47": "glm45", "kimi_k2": "kimi_k2", "mistral": "mistral"}
 """SGLang's reasoning parser for a format, where it is not qwen3's or its namesake deepseek-v3."""

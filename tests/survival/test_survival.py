@@ -86,8 +86,9 @@ def recorded(pool: Pool) -> int:
         return -1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [ONE_EACH, pytest.param(TEN, marks=pytest.mark.long)], ids=["one of each", "ten"])
+@pytest.mark.parametrize("kills", [ONE_EACH, TEN], ids=["one of each", "ten"])
 def test_kills_of_proxy_trainer_harness_and_engine_are_survived(
     kills: list[list[str]], exits: ExitStack, tmp_path: Path
 ) -> None:

@@ -227,6 +227,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.long
 def test_the_exported_head_drafts_what_mimos_draws_from_the_same_tensors(ranks: Ranks, tmp_path: Path) -> None:
     """Against transformers' layers, put together as SGLang's MiMoMTP is; each row by itself, ours as one tree."""
     need("transformers", importlib.util.find_spec("transformers") is not None)

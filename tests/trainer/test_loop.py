@@ -114,6 +114,7 @@ def kill_rank(process: "subprocess.Popen[str]", rank: int) -> str:
     return output
 
 
+@pytest.mark.long  # test_crashes.py kills in the middle of a push
 def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path, lives: Lives) -> None:
     smooth, rough = prepare(tmp_path / "smooth"), prepare(tmp_path / "rough")
     printed = [line for line in live(lives, smooth) if not line.startswith("advice")]  # as on a busy machine
