@@ -264,9 +264,18 @@ output = "runs/warm"
 max_steps = 2
 """
 TEACHER = "".join(
-    f'{{"schema_version": "ATIF-v1.8", "session_id": "{name}", "agent": {{"name": "teacher", "version": "1"}}, "steps": ['
-    '{"step_id": 1, "source": "user", "message": "Look around."}, '
-    f'{{"step_id": 2, "source": "agent", "message": "There is {name}."}}]}}\n'
+    json.dumps(
+        {
+            "schema_version": "ATIF-v1.8",
+            "session_id": name,
+            "agent": {"name": "teacher", "version": "1"},
+            "steps": [
+                {"step_id": 1, "source": "user", "message": "Look around."},
+                {"step_id": 2, "source": "agent", "message": f"There is {name}."},
+            ],
+        }
+    )
+    + "\n"
     for name in ("a.txt", "b.txt")
 )
 """Replies that ended by themselves. Those of a random model are cut by their length, all but a few."""
