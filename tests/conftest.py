@@ -125,9 +125,18 @@ def need(what: str, present: bool) -> None:
     pytest.skip(f"{what} is missing")
 
 
+@pytest.fixture(scope="session")
+def empty_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of an empty pool. To copy it takes a fifth of the time that it takes to make one."""
+    file = tmp_path_factory.mktemp("empty") / "pool.db"
+    open_pool(str(file)).close()
+    return file
+
+
 @pytest.fixture
-def pool(tmp_path: Path) -> Pool:
+def pool(tmp_path: Path, empty_pool: Path) -> Pool:
     """A fresh pool in a temporary SQLite file."""
+    shutil.copy(empty_pool, tmp_path / "pool.db")
     return open_pool(str(tmp_path / "pool.db"))
 
 

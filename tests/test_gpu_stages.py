@@ -114,6 +114,7 @@ def test_a_stack_of_layers_is_measured_by_flat_rows_and_tree(bare: dict[str, str
             assert all(value > 0 for value in case["seconds"].values()) and case["mfu"]["tree"] is None
 
 
+@pytest.mark.long
 def test_long_paths_are_measured(bare: dict[str, str]) -> None:
     measures = figures("long_paths", bare)
     assert measures["path"]["tokens"] == 499 and measures["group8"]["tokens"] == 375 + 8 * 13

@@ -18,7 +18,6 @@ from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.harness.conftest import HELLO, HERE, results, write_tasks
 from tests.harness.test_agents import OPENCODES, need_agent
 
-IN_CI = ("codex",)
 AGENTS = ("claude-code", "codex", "mini-swe-agent", "native", *OPENCODES)
 
 
@@ -29,9 +28,8 @@ def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]
         yield running
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in AGENTS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_asks_again_when_the_engine_breaks_off(name: str, breaking: RunningProxy, tmp_path: Path) -> None:
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 240})

@@ -138,6 +138,7 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_run_starts_its_own_engine_again(tmp_path: Path, proxy: RunningProxy) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace('"asked"', repr(str(tmp_path / "asked"))))

@@ -27,6 +27,7 @@ from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT, push, results, write_tasks
 from tests.pool.full_disk import full_disk
 from tests.pool.make import publish_next
+from tests.postgres import Server
 
 CommandLine = Callable[..., list[str]]
 PLAIN = ["--sandbox", "process"]
@@ -265,7 +266,8 @@ def test_a_harness_that_was_replaced_ends_its_agents_and_says_so(
     assert sandboxes_of(replaced.pid) == []
 
 
-def test_a_run_works_on_any_database(tmp_path: Path, database: str) -> None:
+def test_a_run_works_on_postgresql(tmp_path: Path, postgres_server: Server) -> None:
+    database = postgres_server.database()
     script = f"{Path(__file__).parent / 'scripts.py'}:hello"
     what = [str(write_tasks(tmp_path / "tasks.jsonl", HELLO)), "--agent", "command", "--command", SHELL_AGENT, *PLAIN]
     assert main(["run", *what, "--run-dir", str(tmp_path / "run"), "--scripted", script, "--pool", database]) == 0
