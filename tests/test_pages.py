@@ -204,6 +204,7 @@ RUNNING = (
     "harness replay runs/mixed 17 --config runs/serve.toml",
     "harness behaviour runs/mixed",
     "harness behaviour --pool postgresql://HOST/NAME --name mixed --by agent",
+    "harness behaviour runs/mixed --event retry_loop",
     "harness validate examples/tasks/harbor",
     "harness validate tasks.jsonl --repeat 3 --concurrency 8",
     "harness validate tasks.jsonl --judge http://127.0.0.1:8000/v1 --judge-model qwen3-32b",
@@ -215,6 +216,7 @@ TRAINING = (
     "trainer launch runs/train.toml",
     "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100 --proxy http://127.0.0.1:8000",
     "harness behaviour runs/train",
+    "harness behaviour runs/train --event retry_loop",
     "trainer launch train.toml",
     "trainer logprobs train.toml",
     "trainer inspect train.toml 12",
@@ -513,7 +515,7 @@ def run_exists(pool: Path, name: str) -> bool:
 def test_the_commands_that_run_tasks(reader: Reader) -> None:
     (reader.home / "tasks.jsonl").write_text(ALWAYS_PASSES)
     install, first, process, watch, behaved, evaluate, own, saw, again, difficulty, many, *others = RUNNING
-    file, resume, look, afar, replay, did, did_afar, *rest = others
+    file, resume, look, afar, replay, did, did_afar, looped, *rest = others
     reader.types(install)
     reader.types(first, ("-n 4", "-n 1"))
     assert "opencode" in reader.types(watch)
@@ -535,6 +537,7 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
     reader.types(replay, ("17 --config runs/serve.toml", "1"))
     assert "first edit" in reader.types(did)
     reader.types(did_afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
+    assert "retry_loop is in" in reader.types(looped)
     for command in rest:
         reader.types(command)
 
@@ -543,7 +546,7 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
 @pytest.mark.timeout(1800)
 def test_the_commands_that_train_and_look(reader: Reader) -> None:
     (reader.home / "tasks.jsonl").write_text(REWARDS_THAT_DIFFER)
-    launch, work, did, again, logprobs, *inspects, sft, verify, show, replay, serve, without_file = TRAINING
+    launch, work, did, looped, again, logprobs, *inspects, sft, verify, show, replay, serve, without_file = TRAINING
     settings = block_of("docs/cluster.md", "runs/train.toml").replace("steps = 100", "steps = 1")
     (reader.home / "runs" / "train.toml").write_text(reader.fill_in(settings) + "[batch]\ngroups = 1\n")
     config = ("train.toml", "runs/train.toml")
@@ -554,6 +557,7 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     reader.types(work, ("-n 8", "-n 2"), ("100", "1"))
     assert trainer.wait() == 0, reader.log(trainer)
     assert "first edit" in reader.types(did)
+    assert "retry_loop is in" in reader.types(looped)
     reader.types(again, config)
     reader.types(without_file, ("--proxy", "--output runs/policy --steps 1 --proxy"))  # the same run, which is done
     # the new weights must have sampled something: rollouts that a reader's run would go on with

@@ -1,7 +1,10 @@
 """`harness behaviour`: shows what the agents of a run did, from any machine that reaches its pool. It only reads."""
 
 import argparse
+import shlex
 from collections import Counter
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import get_args
 
 from rich import box
@@ -9,10 +12,14 @@ from rich.table import Table
 
 from harness.commands.which_run import add_run, opened_run, whereabouts
 from harness.monitor.progress import make_console
+from harness.run_dir import Whereabouts
+from proxy.pool.behaviour.event import Kind
 from proxy.pool.behaviour.statistics import Statistics, drift
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.event_rollouts import EventRollout, event_rollouts
 from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.inspect.run_behaviour import UNTRAINED, By, reward_trend, run_behaviour
+from proxy.pool.inspect.show import plain
 
 COLUMNS = {
     "reward": ("reward", "{:.3f}"),
@@ -39,17 +46,22 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         "behaviour", help="show what the agents of a run did", epilog="example: harness behaviour runs/mixed"
     )
     add_run(behaviour)
-    behaviour.add_argument("--by", choices=get_args(By), default="step", help="what rollouts are added up by")
+    either = behaviour.add_mutually_exclusive_group()
+    either.add_argument("--by", choices=get_args(By), default="step", help="what rollouts are added up by")
+    text = "list the rollouts that show this event, such as retry_loop (docs/behaviour.md has all)"
+    either.add_argument("--event", metavar="KIND", help=text)
     behaviour.set_defaults(call=_show)
 
 
 def _show(given: argparse.Namespace) -> int:
+    if given.event is not None:
+        return _show_event(given, _kind(given.event))
     where = whereabouts(given)
     with opened_run(where) as (pool, run):
         sums, rules = run_behaviour(pool, run.id, given.by), monitor_lines(pool, run.id)
         trends = reward_trend(pool, run.id, given.by) if given.by in ("agent", "domain", "task") else {}
     if not sums:
-        raise UserError(f"no rollout of {where.name} has finished yet; wait for the first one")
+        raise _nothing_yet(where)
     console = make_console()
     console.print(_figures(sums, given.by, trends))
     if trends:
@@ -64,6 +76,51 @@ def _show(given: argparse.Namespace) -> int:
     for line in rules:
         console.print(line, soft_wrap=True)
     return 0
+
+
+def _nothing_yet(where: Whereabouts) -> UserError:
+    return UserError(f"no rollout of {where.name} has finished yet; wait for the first one")
+
+
+def _kind(name: str) -> Kind:
+    """The kind of event of this name; UserError where there is none."""
+    if name in list(Kind):
+        return Kind(name)
+    near = "".join(f" (the nearest: {each})" for each in get_close_matches(name, Kind, 1))
+    raise UserError(f"{name!r} is no event; name one of these: {', '.join(Kind)}{near}")
+
+
+def _show_event(given: argparse.Namespace, kind: Kind) -> int:
+    """Print the rollouts that show this event, and how to look at one."""
+    where = whereabouts(given)
+    with opened_run(where) as (pool, run):
+        found = event_rollouts(pool, run.id, kind)
+    if not found.looked_at:
+        raise _nothing_yet(where)
+    console = make_console()
+    if found.rollouts:
+        console.print(_rollouts(found.rollouts))
+    newest = f"; these are the newest {len(found.rollouts)}" if found.total > len(found.rollouts) else ""
+    of = f"{found.looked_at} finished rollouts of {where.name} in the pool"
+    console.print(f"{kind} is in {found.total or 'none'} of {of}{newest}", soft_wrap=True)
+    if found.rollouts:
+        command = f"proxy pool show {shlex.quote(pool.name)} {found.rollouts[0].attempt}"
+        console.print(f"look at one by its attempt: {command}", soft_wrap=True)
+    return 0
+
+
+def _rollouts(some: Sequence[EventRollout]) -> Table:
+    table = Table("rollout", "attempt", box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    table.add_column("task", overflow="fold", min_width=12)
+    table.add_column("agent", overflow="fold")
+    for column in ("step", "reward", "events", "first", "turn"):
+        table.add_column(column, no_wrap=True)
+    for each in some:
+        step = UNTRAINED if each.step is None else str(each.step)
+        outcome = each.failure or "" if each.reward is None else f"{each.reward:.3f}"
+        place = (str(each.count), f"#{each.completion}", str(each.turn))
+        table.add_row(str(each.rollout), str(each.attempt), plain(each.task), plain(each.agent), step, outcome, *place)
+    return table
 
 
 def _figures(sums: dict[str, Statistics], by: By, trends: dict[str, tuple[float | None, float | None]]) -> Table:

@@ -104,12 +104,14 @@ class Statistics:
         return {kind: count / self.rollouts for kind, count in self.events.most_common() if kind != Kind.TOOL_CALLED}
 
 
-def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool | None = None) -> Statistics:
-    """Return the figures of one rollout, from its completions in commit order. `hacked`: None where nobody looked.
+def own_work(chain: Sequence[Completion]) -> list[Completion]:
+    """Return what a rollout's behaviour is read from, without the completions that it replays of a recorded one."""
+    return work_of([item for item in chain if not item.replayed])
 
-    What a rollout replays of a recorded one is not its own, and left out.
-    """
-    work = work_of([item for item in chain if not item.replayed])
+
+def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool | None = None) -> Statistics:
+    """Return the figures of one rollout, from its completions in commit order. `hacked`: None where nobody looked."""
+    work = own_work(chain)
     judged = reward is not None
     figures = Statistics(rollouts=1, whole=1, rewards=int(judged), reward_sum=reward or 0.0, turns=len(work))
     figures.integrity_known, figures.hacked = int(hacked is not None), int(bool(hacked))

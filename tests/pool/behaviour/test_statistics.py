@@ -63,16 +63,22 @@ def test_drift_is_the_jensen_shannon_divergence() -> None:
     assert drift({}, {"a": 1}) is None
 
 
-def finish(pool: Pool, run_id: int, work: Sequence[Completion], reward: float = 1.0, **task: str) -> None:
-    """A group of one rollout that did this."""
+def finish(
+    pool: Pool, run_id: int, work: Sequence[Completion], reward: float | None = 1.0, failure: str = "", **task: str
+) -> int:
+    """A group of one rollout that did this. Returns the rollout's id."""
     [member] = open_group(pool, run_id, TASK | task, 1)
     attempt, _ = open_attempt(pool, member.rollout_id, "command")
-    items = [replace(new_completion(attempt.id), reply=i.reply, observed=i.observed) for i in work]
+    items = [
+        replace(new_completion(attempt.id), reply=i.reply, observed=i.observed, untrainable=i.untrainable) for i in work
+    ]
     before = record(pool, items[:1])[0]
     for item in items[1:]:
         before = record(pool, [replace(item, follows=before)])[0]
     close_attempt(pool, attempt.id, Ending())
-    finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=reward))
+    outcome = Outcome(attempt_id=attempt.id, reward=reward, failure=failure or None)
+    finish_rollout(pool, member.rollout_id, outcome)
+    return member.rollout_id
 
 
 def test_a_run_is_added_up_by_what_is_asked(pool: Pool) -> None:
