@@ -127,6 +127,7 @@ def test_show_prints_the_tree(attempt: int, output_of: Command) -> None:
         "reward 0.5",
         "its tokens: queued",
         '#1, shared 0, new 2, sampled 2, stop, v1: shell({"command": "ls"})',
+        "  result of shell is not known",
         "    #2 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1: done  [31mred",
         "    #3 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1, untrainable (abandoned: detail): other",
         "main: 2 segments, prompts of 12 tokens, at least 1 saved",

@@ -207,7 +207,7 @@ def work_of(chain: Sequence[R]) -> list[R]:
 
 def actions(chain: Sequence[Readable]) -> dict[int, list[Action]]:
     """Return the actions of an attempt's completions (in commit order) by completion, with their results."""
-    results = _results(chain)
+    results = results_behind(chain)
     done = {item.id: _of_reply(item, results.get(item.id, [])) for item in chain}
     shown: dict[str, list[ToolResult]] = {}
     for action in (action for some in done.values() for action in some):
@@ -216,11 +216,16 @@ def actions(chain: Sequence[Readable]) -> dict[int, list[Action]]:
     return {id: [replace(each, frames_first=each.tool in first) for each in some] for id, some in done.items()}
 
 
-def _results(chain: Sequence[Readable]) -> dict[int, list[ToolResult]]:
-    """The results of each completion's calls, from the first request that shows any."""
+def turn_before(item: Readable) -> int | None:
+    """The completion whose reply a request continues; None: it is not known, or there is none."""
+    return item.follows or (item.shape.continues if item.shape else None)
+
+
+def results_behind(chain: Sequence[Readable]) -> dict[int, list[ToolResult]]:
+    """The results behind the reply of each completion, from the first request that shows any."""
     shown: dict[int, list[ToolResult]] = {}
     for item in chain:
-        before = item.follows or (item.shape.continues if item.shape else None)
+        before = turn_before(item)
         if before is not None and item.observed is not None and item.observed.results:
             shown.setdefault(before, list(item.observed.results))
     return shown
@@ -245,7 +250,7 @@ def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
         fenced = written_commands(item.reply.get("content") or "") if spoken else []
         return [Action(item.id, None, WRITTEN, fenced[0], result=spoken)] if len(fenced) == 1 else []
     faults = item.observed.faults if item.observed else ()
-    matched = _matched([call.get("id", "") for call in calls], results)
+    matched = results_of_calls([call.get("id", "") for call in calls], results)
     return [
         Action(item.id, place, name, written, faults[place] if place < len(faults) else "", matched[place])
         for place, (name, written) in enumerate(called(item))
@@ -266,7 +271,7 @@ def _text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def _matched(ids: list[str], results: list[ToolResult]) -> list[ToolResult | None]:
+def results_of_calls(ids: Sequence[str], results: Sequence[ToolResult]) -> list[ToolResult | None]:
     """The result of each call: by its id, else by its place where agents name calls by ids of their own."""
     by_id = {result.call: result for result in results if result.call}
     if any(id in by_id for id in ids):

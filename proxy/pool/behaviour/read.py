@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from proxy.pool.behaviour.actions import Action, Readable, actions, work_of
+from proxy.pool.behaviour.actions import Action, Readable, actions, turn_before, work_of
 from proxy.pool.behaviour.conduct import conduct_events
 from proxy.pool.behaviour.event import Event, Kind, quoted
 from proxy.pool.behaviour.loops import Conversation
@@ -26,7 +26,7 @@ def events(chain: Sequence[Readable]) -> list[Event]:
     found: list[Event] = []
     for item in work:
         seen.update(item.observed.scripts if item.observed else ())
-        before = item.follows or (item.shape.continues if item.shape else None)
+        before = turn_before(item)
         conversation = conversation_of.get(before or 0) or Conversation()
         if item.label != COMPACTION:  # a second continuation is a branch: what the first one did is not its history
             conversation_of.pop(before or 0, None)

@@ -1,12 +1,18 @@
-"""An attempt as a readable tree: which completion follows which, how much is new, how it ended, what was dropped."""
+"""An attempt as a readable tree: which completion follows which, how much is new, how it ended, what was dropped.
+
+Below each reply stands what the tools answered, as far as it is recorded: the ends of long results.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row, Select, select
 
+from proxy.pool.behaviour.actions import results_behind, results_of_calls, turn_before
+from proxy.pool.completions.labels import SIDE
+from proxy.pool.completions.observed import HEAD, TAIL, ToolResult
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import labelled, of_attempts
 from proxy.pool.database import Pool
@@ -65,7 +71,8 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
         newest = ", ".join(map(str, known))
         raise UserError(f"attempt {attempt_id} is not in the pool {pool.name}; its newest are: {newest or 'none'}")
     chain = labelled(chain)
-    lines = (_line(branch, trained.get(branch.completion.id)) for branch in tree(chain))
+    results = results_behind(sorted(chain, key=lambda item: item.label == SIDE))  # requests of the work first
+    lines = (line for branch in tree(chain) for line in _turn(branch, trained.get(branch.completion.id), results))
     return [*_heading(row._mapping, where), *lines, *segments.lines(chain)]
 
 
@@ -120,6 +127,43 @@ def _state(row: Any) -> str:
         return "open"
     seconds = f"ended after {row['closed_at'] - row['opened_at']:.1f} s"
     return seconds if row["failure"] is None else f"{seconds} with {row['failure']}: {plain(row['detail'] or '')}"
+
+
+def _turn(branch: Branch, fate: str | None, results: dict[int, list[ToolResult]]) -> Iterator[str]:
+    """Yield the line of a completion, and below it those of results."""
+    item = branch.completion
+    yield _line(branch, fate)
+    indented = f"{'    ' * branch.depth}  "
+    if item.observed is not None and turn_before(item) is None:
+        for result in item.observed.results:
+            yield f"{indented}before it, {_stray(result)}"
+    for line in _answers(item, results.get(item.id, [])):
+        yield indented + line
+
+
+def _answers(item: Completion, results: Sequence[ToolResult]) -> Iterator[str]:
+    """Yield what is known of the result of each call of a reply, then what else the agent sent behind the reply."""
+    calls = item.reply.get("tool_calls") or []
+    answers = results_of_calls([call.get("id", "") for call in calls], [each for each in results if not each.spoken])
+    for call, result in zip(calls, answers, strict=True):
+        name = plain(str(call["function"]["name"]))
+        yield f"result of {name} is not known" if result is None else f"result of {name}, {_kept(result)}"
+    yield from (_stray(each) for each in results if not any(each is answer for answer in answers))
+
+
+def _stray(result: ToolResult) -> str:
+    """Describe a result that cannot be said to answer a certain call."""
+    tool = f"result of {plain(result.name) or 'a tool'}, whose call is not known"
+    return f"{'message of the user' if result.spoken else tool}, {_kept(result)}"
+
+
+def _kept(result: ToolResult) -> str:
+    """Return the size of a result and what is kept of it, with a mark where characters are missing."""
+    head, tail = result.head[:HEAD], result.tail[-TAIL:]
+    missing = result.size - len(head) - len(tail)
+    words = [plain(head), f"[{missing} characters not kept]", plain(tail)] if missing > 0 else [plain(head + tail)]
+    size = f"{result.size} character{'s' * (result.size != 1)}{', flagged as an error' * result.error}"
+    return ": ".join(filter(None, [size, " ".join(filter(None, words))]))
 
 
 def _line(branch: Branch, fate: str | None) -> str:
