@@ -8,6 +8,7 @@ from sqlalchemy import select
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account
+from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import GroupOptions, called_off, dropped_tasks, open_group
 from proxy.pool.rollouts.runs import admission, open_run, set_queue_limit
@@ -95,6 +96,16 @@ def test_a_dropped_task_is_called_off_and_opened_no_more(pool: Pool) -> None:
     assert rows == [dropped, dropped, open_, open_, dropped, open_, open_] and attempt.id
     assert account(pool, run.id).left_out["discarded: cheated"].tokens == 4
     assert [(item.action, item.task) for item in history_of(pool, run.id)] == [("drop_task", "t")]
+
+
+def test_a_rule_that_advises_is_not_said_to_be_in_alarm(pool: Pool) -> None:
+    states = {name: {"level": "alarm", "since": 3, "value": 0.7} for name in ("kl_rollout", "waiting")}
+    run = open_run(pool, "r", "train", {})
+    publish(pool, run.id, replace(STEP, metrics={"monitor_states": states}))
+    assert monitor_lines(pool, run.id) == [
+        "monitor: kl_rollout is in alarm since step 3, 0.7",
+        "monitor: waiting gives advice since step 3, 0.7",
+    ]
 
 
 def test_a_pause_ends_when_a_person_ends_it(pool: Pool) -> None:

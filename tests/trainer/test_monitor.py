@@ -17,6 +17,7 @@ from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account
+from proxy.pool.inspect.rule_states import ADVICE
 from proxy.pool.rollouts import runs
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
@@ -135,6 +136,7 @@ def test_liveness_comes_first_and_a_rule_of_the_same_name_replaces_one() -> None
     own = Rule(name="aborts", figure="abort_share", above=0.5, action="pause"), Rule(name="x", figure="loss", below=0)
     rules = watched_rules(own, ())
     assert [watched.concern for watched in rules] == ["liveness"] * 6 + ["optimisation"] * 10 + ["advice"]
+    assert {watched.rule.name for watched in rules if watched.concern == "advice"} == ADVICE
     [aborts] = [watched for watched in rules if watched.rule.name == "aborts"]
     assert aborts.rule is own[0] and sentence(aborts, RuleState("alarm", 3, 5, 0, 0.75)) == (
         "aborts = 0.75 is above 0.5, since step 3: attempts fail; see results.jsonl, `proxy pool events`"

@@ -11,7 +11,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.browse.steps import of_steps, spread, step_range
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool
-from proxy.pool.inspect.rule_states import STATES
+from proxy.pool.inspect.rule_states import ADVICE, STATES
 from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
 from proxy.pool.rollouts.runs import current_version, is_paused, version_name
 from proxy.pool.schema import groups, interventions, policy_versions, rollouts, runs, train_steps
@@ -71,6 +71,8 @@ class RunEntry:
     """Rules in alarm after the newest step."""
     watched: list[str]
     """Rules that one more step may alarm."""
+    advice: list[str]
+    """Rules that advise after the newest step."""
     groups: int
     """Groups opened so far."""
     running: int
@@ -139,7 +141,7 @@ def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
     harness = _worker(row.owner, row.owner_seen_at, now)
     trainer = _worker(row.trainer, row.trainer_seen_at, now)
     paused = connection.scalar(select(interventions.c.rule).where(is_paused(row.id)).limit(1))
-    states = _rules(connection, None if version is None else version.id)
+    levels = _levels(connection, None if version is None else version.id)
     return RunEntry(
         id=row.id,
         name=row.name,
@@ -152,8 +154,9 @@ def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
         version=None if version is None else version_name(version.id),
         published_at=None if version is None else version.created_at,
         paused=paused or "",
-        alarms=[name for name, each in states.items() if each.get("level") == "alarm"],
-        watched=[name for name, each in states.items() if each.get("level") == "watch"],
+        alarms=[name for name, level in levels.items() if level == "alarm" and name not in ADVICE],
+        watched=[name for name, level in levels.items() if level == "watch" and name not in ADVICE],
+        advice=[name for name, level in levels.items() if level == "alarm" and name in ADVICE],
         groups=newest_group(connection, row.id),
         running=counted(connection, row.id, "RUNNING") + counted(connection, row.id, "RUNNING", "eval"),
         finished_at=connection.scalar(select(func.max(groups.c.finished_at)).where(groups.c.run_id == row.id)),
@@ -178,10 +181,11 @@ def _worker(owner: Any, seen_at: float | None, now: float) -> RunWorker | None:
     return RunWorker(process.host, process.pid, is_alive(process, this_process(), silent), silent)
 
 
-def _rules(connection: Connection, version_id: int | None) -> dict[str, Any]:
+def _levels(connection: Connection, version_id: int | None) -> dict[str, Any]:
+    """Return the level of each rule after a step."""
     mine = train_steps.c.version_id == version_id
     states = connection.scalar(select(train_steps.c.metrics[STATES]).where(mine)) if version_id is not None else None
-    return states if isinstance(states, dict) else {}
+    return {name: each.get("level") for name, each in states.items()} if isinstance(states, dict) else {}
 
 
 def _recent(connection: Connection, run_id: int) -> RecentReward:

@@ -10,6 +10,8 @@ from proxy.pool.training.steps import newest_metrics
 
 STATES = "monitor_states"
 """The metric of a step that holds the state of each rule."""
+ADVICE = frozenset({"waiting"})
+"""Rules that only advise; their `alarm` is no alarm. trainer/monitor/builtin.py has them, and a test compares."""
 SHOWN = 10
 """The newest things done that are shown."""
 
@@ -24,12 +26,14 @@ class RuleNow:
     """The step that broke it first; 0: it is ok."""
     value: float | None
     """What was compared with its bound; None: not known."""
+    advice: bool = False
+    """It only advises."""
 
 
 def rule_states(pool: Pool, run_id: int) -> list[RuleNow]:
     """Return the rules of a run in the order of their concern; none before the first step."""
     states = newest_metrics(pool, run_id).get(STATES, {})
-    return [RuleNow(name, each["level"], each["since"], each["value"]) for name, each in states.items()]
+    return [RuleNow(name, each["level"], each["since"], each["value"], name in ADVICE) for name, each in states.items()]
 
 
 def monitor_lines(pool: Pool, run_id: int) -> list[str]:
@@ -38,7 +42,8 @@ def monitor_lines(pool: Pool, run_id: int) -> list[str]:
     for rule in rule_states(pool, run_id):
         if rule.level != "ok":
             value = "" if rule.value is None else f", {rule.value:.4g}"
-            lines.append(f"monitor: {rule.name} is in {rule.level} since step {rule.since}{value}")
+            state = "gives advice" if rule.advice and rule.level == "alarm" else f"is in {rule.level}"
+            lines.append(f"monitor: {rule.name} {state} since step {rule.since}{value}")
     for done in history_of(pool, run_id)[-SHOWN:]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.at))
         task = f" {done.task}" if done.task is not None else ""

@@ -54,7 +54,11 @@ def metrics(step: int, alarm: bool = False) -> dict[str, Any]:
         "tool_failure_rate": {"bash": 0.25},
         "command_counts": {"bash: ls": 4},
         "alarms": ["kl_rollout"] if alarm else [],
-        "monitor_states": {"kl_rollout": {"level": level, "since": step if alarm else 0, "value": 0.02}},
+        "monitor": {"kl_rollout": 2 if alarm else 0, "waiting": 2 if alarm else 0},
+        "monitor_states": {
+            "kl_rollout": {"level": level, "since": step if alarm else 0, "value": 0.02},
+            "waiting": {"level": level, "since": step if alarm else 0, "value": 0.7},
+        },
         "left_out_so_far": {"stale": [1, 2, 3]},
     }
 

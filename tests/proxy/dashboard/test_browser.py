@@ -62,6 +62,18 @@ def test_a_rollout_of_hostile_texts_is_shown_as_text(home: tuple[Path, Story, Po
     assert "⟨U+202E⟩" in seen["text"] and "\u202e" not in seen["text"]
 
 
+def test_advice_of_the_monitor_does_not_look_like_an_alarm(home: tuple[Path, Story, Pool]) -> None:
+    with served(home[0]) as address:
+        runs, run, behaviour = walk(address, "look", pages=["/", "/run/train", "/behaviour/train"])
+    for page in (runs, run, behaviour):
+        loud = " ".join(page["loud"])
+        assert "kl_rollout" in loud and "waiting" not in loud
+        demand_clean(page)
+    assert "advice: waiting" in runs["text"] and "waiting (advice)" in behaviour["text"]
+    assert "advice waiting since step 3, 0.7" in run["text"]
+    assert run["text"].index("alarm kl_rollout") < run["text"].index("advice waiting")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_page_is_clean_in_every_size_and_scheme_and_axe_finds_nothing_serious(

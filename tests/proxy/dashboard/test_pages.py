@@ -26,6 +26,7 @@ async def test_the_list_of_runs_has_state_step_reward_and_alarms(visitor: Visito
     evaluation, train = page["runs"]
     assert (evaluation["name"], evaluation["purpose"], evaluation["step"]) == (told.evaluation, "eval", None)
     assert (train["state"], train["step"], train["alarms"]) == ("at rest", 3, ["kl_rollout"])
+    assert (train["watched"], train["advice"]) == ([], ["waiting"])
     assert train["paused"] == "kl_rollout" and train["running"] == 1 and train["groups"] == 5
     assert train["curve"] == [[step, pytest.approx(0.2 + step / 100)] for step in (1, 2, 3)]
     assert evaluation["reward"] == {"mean": 0.5, "rewards": 2, "rollouts": 3, "groups": 3}
@@ -52,7 +53,10 @@ async def test_a_run_names_its_metrics_rules_and_interventions(visitor: Visitor,
     whole = await visitor.ask("runs/train")
     assert whole["config"] == {"seed": 1, "sandbox": "process"}
     assert {"reward_mean", "reward_by_domain/math", "seconds/push", "alarms"} <= set(whole["metrics"])
-    assert whole["rules"] == [{"name": "kl_rollout", "level": "alarm", "since": 3, "value": 0.02}]
+    assert whole["rules"] == [
+        {"name": "kl_rollout", "level": "alarm", "since": 3, "value": 0.02, "advice": False},
+        {"name": "waiting", "level": "alarm", "since": 3, "value": 0.7, "advice": True},
+    ]
     assert [done["action"] for done in whole["interventions"]] == ["pause"]
     assert (await visitor.ask("runs/held%20out%2F1"))["run"]["purpose"] == "eval"
 

@@ -28,6 +28,8 @@ IN_SIGHT = """() => {
     return document.elementFromPoint(pane.left + 40, edge + 20).closest('[data-at]').dataset.at;
 }"""
 """Finds the lines of a log below the edge, by their place in it."""
+LOUD = "#page .alarms, #page .badge.bad, #page tr:has(td.alarm)"
+"""What is shown in red: alarms, bad states, and rules that were in alarm in some step."""
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
@@ -88,6 +90,7 @@ def look(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
                 "alerts": page.locator("#page [role=alert]").all_inner_texts(),
                 "scripts": page.evaluate("document.querySelectorAll('#page script, #page img, #page iframe').length"),
                 "text": page.locator("#page").inner_text()[:20_000],
+                "loud": page.locator(LOUD).all_inner_texts(),
             }  # fmt: skip
             if axe:
                 page.evaluate(axe)

@@ -199,18 +199,25 @@ function rulesOf(states, rules, now) {
               "tr",
               {},
               h("td", {}, rule.name),
-              h("td", {}, badge(rule.level, rule.level === "ok" ? "good" : rule.level === "alarm" ? "bad" : "watch")),
+              h("td", {}, levelOf(rule)),
             ),
           ),
         )
       : h("p.none", {}, "no step has states of rules");
+  const advice = new Set(now.filter((rule) => rule.advice).map((rule) => rule.name));
+  const rank = ([name, values]) => (advice.has(name) ? most(values) / 4 : most(values));
   const loud = rules
     .map((each) => [each.slice(each.indexOf("/") + 1), states.values[each]])
-    .sort((a, b) => most(b[1]) - most(a[1]));
+    .sort((a, b) => rank(b) - rank(a));
   return h(
     "figure.heat",
     {},
-    h("figcaption", {}, h("span.title", {}, "rules over the steps"), " watch is lighter, alarm is darker"),
+    h(
+      "figcaption",
+      {},
+      h("span.title", {}, "rules over the steps"),
+      " watch is lighter, alarm is darker; advice is grey",
+    ),
     h(
       "div.wide",
       { tabindex: "0", role: "region", "aria-label": "states of the monitor's rules by step" },
@@ -224,10 +231,10 @@ function rulesOf(states, rules, now) {
             h(
               "tr",
               {},
-              h("th", { scope: "row" }, name),
+              h("th", { scope: "row" }, name, advice.has(name) ? " (advice)" : ""),
               values.map((value, at) =>
-                h(`td${value === 2 ? ".alarm" : value === 1 ? ".watch" : ""}`, {
-                  title: `step ${states.steps[at]}: ${["ok", "watch", "alarm"][value] ?? "not known"}`,
+                h(`td${classOf(value, advice.has(name))}`, {
+                  title: `step ${states.steps[at]}: ${wordOf(value, advice.has(name))}`,
                   vars: { "--share": "0" },
                 }),
               ),
@@ -237,6 +244,20 @@ function rulesOf(states, rules, now) {
       ),
     ),
   );
+}
+
+function levelOf(rule) {
+  if (rule.advice && rule.level === "alarm") return badge("advice", "quiet");
+  return badge(rule.level, rule.level === "ok" ? "good" : rule.level === "alarm" ? "bad" : "watch");
+}
+
+function classOf(value, advice) {
+  if (value !== 1 && value !== 2) return "";
+  return `${advice ? ".advice" : ""}${value === 1 ? ".watch" : advice ? "" : ".alarm"}`;
+}
+
+function wordOf(value, advice) {
+  return ["ok", "watch", advice ? "advice" : "alarm"][value] ?? "not known";
 }
 
 function most(values) {

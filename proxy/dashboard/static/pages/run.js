@@ -66,7 +66,9 @@ async function each(box, work) {
 
 function drawHead(head, whole) {
   const { run, rules, interventions } = whole;
-  const loud = rules.filter((rule) => rule.level !== "ok");
+  const alarms = rules.filter((rule) => rule.level === "alarm" && !rule.advice);
+  const watched = rules.filter((rule) => rule.level === "watch" && !rule.advice);
+  const advice = rules.filter((rule) => rule.level === "alarm" && rule.advice);
   clear(
     head,
     crumbs(["Runs", "#/"], [run.name]),
@@ -79,20 +81,19 @@ function drawHead(head, whole) {
       badge(run.purpose, "quiet"),
       run.paused ? [" ", badge(`paused by ${run.paused}`, "bad", "`trainer continue` ends a pause")] : null,
     ),
-    loud.length
+    alarms.length + watched.length
       ? h(
           "ul.alarms",
           { "aria-label": "rules" },
-          loud.map((rule) =>
-            h(
-              "li",
-              {},
-              badge(rule.level, rule.level === "alarm" ? "bad" : "watch"),
-              " ",
-              `${rule.name} since step ${rule.since}`,
-              rule.value === null ? "" : `, ${num(rule.value)}`,
-            ),
-          ),
+          alarms.map((rule) => ruleLine(rule, badge("alarm", "bad"))),
+          watched.map((rule) => ruleLine(rule, badge("watch", "watch"))),
+        )
+      : null,
+    advice.length
+      ? h(
+          "ul.advice",
+          { "aria-label": "advice" },
+          advice.map((rule) => ruleLine(rule, badge("advice", "quiet", "the monitor advises; this is no alarm"))),
         )
       : null,
     facts([
@@ -145,6 +146,16 @@ function drawHead(head, whole) {
         ? h("pre", {}, JSON.stringify(whole.config, null, 2))
         : h("p.none", {}, "no harness has stored one"),
     ),
+  );
+}
+
+function ruleLine(rule, kind) {
+  return h(
+    "li",
+    {},
+    kind,
+    ` ${rule.name} since step ${rule.since}`,
+    rule.value === null ? "" : `, ${num(rule.value)}`,
   );
 }
 

@@ -151,6 +151,7 @@ function line(run, traffic) {
       run.purpose === "train" ? null : badge(run.purpose, "quiet"),
       run.alarms.map((name) => [" ", badge(name, "bad", "in alarm")]),
       run.watched.map((name) => [" ", badge(name, "watch", "one more step may alarm")]),
+      run.advice.map((name) => [" ", badge(`advice: ${name}`, "quiet", "the monitor advises; this is no alarm")]),
     ],
     run.step === null
       ? null
