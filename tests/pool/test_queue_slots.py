@@ -5,6 +5,7 @@ from sqlalchemy import update
 
 from proxy.pool.browse.queue import queue, window_end
 from proxy.pool.database import Pool
+from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import note_lease, open_run, set_queue_limit
 from proxy.pool.schema import policy_versions
@@ -68,4 +69,13 @@ def test_a_full_queue_that_fills_no_step_waits_for_rollouts(pool: Pool) -> None:
     members = [open_group(pool, run.id, TASK | {"id": str(number)}, 1)[0] for number in range(4)]
     for number, sentence in enumerate(["the trainer waits for rollouts"] * 3 + ["the harness waits for the trainer"]):
         finish_rollout(pool, members[number].rollout_id, Outcome(attempt_id=None, reward=1.0))
-        assert queue(pool, run.id).waits.startswith(sentence)
+        with owned(pool, run), owned(pool, run, TRAINER):
+            assert queue(pool, run.id).waits.startswith(sentence)
+        assert queue(pool, run.id).waits == "nobody works at the run"
+
+
+def test_nobody_trains_an_evaluation_so_nobody_waits_for_it(pool: Pool) -> None:
+    run = open_run(pool, "r", "eval", {})
+    open_group(pool, run.id, TASK, 1)
+    with owned(pool, run):
+        assert (queue(pool, run.id).waits, queue(pool, run.id).attended) == ("", True)

@@ -4,7 +4,7 @@ import { h, clear, trouble } from "./dom.js";
 import { ask } from "./api.js";
 import { remember } from "./address.js";
 import { num, seconds, time } from "./format.js";
-import { badge, facts, more } from "./parts.js";
+import { badge, facts, more, openBadge } from "./parts.js";
 import { onkey } from "./keys.js";
 import { lanesOf } from "./lanes.js";
 import { conversationOf } from "./conversation.js";
@@ -164,8 +164,8 @@ export async function attemptView(box, attempt, params, signal) {
   return {
     end: () => shown && shown.end && shown.end(),
     changed: async (marks) => {
-      if (attempt.closed_at !== null || !(marks.has("completions") || marks.has("groups") || marks.has("finished")))
-        return;
+      if (attempt.closed_at !== null) return;
+      if (!["completions", "groups", "finished", "working"].some((mark) => marks.has(mark))) return;
       attempt = await ask(`attempts/${attempt.id}`, {}, signal);
       drawHead(head, attempt);
       const follow = calls.length && selected === lastMain(calls);
@@ -196,7 +196,7 @@ function drawHead(head, attempt) {
     facts([
       ["attempt", `${attempt.number + 1} (#${attempt.id}), ${attempt.agent}`],
       ["opened", time(attempt.opened_at)],
-      ["took", attempt.closed_at === null ? badge("open", "run") : seconds(attempt.closed_at - attempt.opened_at)],
+      ["took", attempt.closed_at === null ? openBadge(attempt.cut_off, "open") : seconds(attempt.closed_at - attempt.opened_at)],
       ["phases", times || null, "as the harness measured them"],
       ["calls", num(attempt.calls_in_all)],
       ["sampled tokens", num(attempt.sampled_tokens)],

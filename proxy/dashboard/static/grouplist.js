@@ -2,7 +2,7 @@
 
 import { link } from "./address.js";
 import { ago, num } from "./format.js";
-import { STATES, badge, rewards, row } from "./parts.js";
+import { badge, groupBadge, rewards, row } from "./parts.js";
 
 export const GROUP_HEADS = ["group", "task", "state", "rewards", "mean", "step", "why", "ended"];
 
@@ -14,7 +14,7 @@ export function groupLine(group) {
     link(["group", group.id]),
     `${group.queue_index}`,
     [group.task, group.agent ? ` (${group.agent})` : "", " ", badge(group.domain, "quiet")],
-    [badge(group.state, STATES[group.state]), group.held_out ? [" ", badge("held out", "quiet")] : null],
+    [groupBadge(group.state, group.cut_off), group.held_out ? [" ", badge("held out", "quiet")] : null],
     rewards(group.rewards),
     num(mean),
     num(group.step),

@@ -40,13 +40,28 @@ export const STATES = {
   working: "good",
   waiting: "watch",
   paused: "bad",
-  "at rest": "quiet",
+  "nobody works at it": "quiet",
   RUNNING: "run",
   DONE: "good",
   LEASED: "watch",
   CONSUMED: "quiet",
   TOMBSTONE: "bad",
 };
+
+const CUT_OFF = "no outcome, and no harness works at the run; one that goes on with it starts the rollouts again";
+
+// What is open in the pool runs only as long as a harness works at its run.
+export function openBadge(cutOff, text = "running") {
+  return cutOff ? badge("cut off", "quiet", CUT_OFF) : badge(text, "run");
+}
+
+export function groupBadge(state, cutOff) {
+  return cutOff ? openBadge(true) : badge(state, STATES[state]);
+}
+
+export function openGroups(run) {
+  return run.cut_off ? h("span.quiet", { title: CUT_OFF }, `${num(run.cut_off)} cut off`) : num(run.running);
+}
 
 // The reward as it is: missing is missing.
 export function reward(value, title = null) {

@@ -8,6 +8,7 @@ import { facts, table } from "./parts.js";
 
 export async function queueOf(box, name, whole, signal) {
   const now = await ask(`runs/${part(name)}/queue`, {}, signal);
+  const running = now.attended ? "running" : "cut off";
   const upTo = (count) => (count >= now.counted_to ? `${num(now.counted_to)} or more` : num(count));
   clear(
     box,
@@ -27,20 +28,24 @@ export async function queueOf(box, name, whole, signal) {
           ? "no trainer has said"
           : "the window begins at the oldest group that is running or done; framed slots are in it",
       ],
-      ["running", upTo(now.running)],
+      [running, upTo(now.running)],
       ["done, waiting for the trainer", upTo(now.done)],
       ["leased to a step", upTo(now.leased)],
-      ["held out, running", upTo(now.held_out_running)],
+      [`held out, ${running}`, upTo(now.held_out_running)],
       ["tasks dropped by the monitor", num(now.dropped_tasks)],
     ]),
     now.slots.length
-      ? h("div.slots", { role: "list", "aria-label": "slots of the queue, oldest first" }, now.slots.map(slot))
+      ? h(
+          "div.slots",
+          { role: "list", "aria-label": "slots of the queue, oldest first" },
+          now.slots.map((each) => slot(each, running)),
+        )
       : h("p.none", {}, "no group is open"),
     now.more ? h("p.quiet", {}, "There are more open groups than are drawn; the oldest are.") : null,
     h(
       "p.legend-line",
       {},
-      ["RUNNING", "DONE", "LEASED"].map((state) => [h(`i.slot.${state}`), ` ${state.toLowerCase()}  `]),
+      ["RUNNING", "DONE", "LEASED"].map((state) => [h(`i.slot.${state}`), ` ${wordOf(state, running)}  `]),
     ),
     h("h3", {}, "Dropped groups by reason"),
     table(
@@ -56,9 +61,13 @@ export async function queueOf(box, name, whole, signal) {
   );
 }
 
-function slot(each) {
+function wordOf(state, running) {
+  return state === "RUNNING" ? running : state.toLowerCase();
+}
+
+function slot(each, running) {
   const open = each.members - each.finished;
-  const text = `group ${each.queue_index}, ${each.task}${each.agent ? ` (${each.agent})` : ""}: ${each.state.toLowerCase()}, ${each.finished} of ${each.members} rollouts finished, ${each.rewards} with a reward, opened ${seconds(each.age_seconds)} ago${each.step === null ? "" : `, step ${each.step}`}${each.in_window ? ", in the window" : ""}`;
+  const text = `group ${each.queue_index}, ${each.task}${each.agent ? ` (${each.agent})` : ""}: ${wordOf(each.state, running)}, ${each.finished} of ${each.members} rollouts finished, ${each.rewards} with a reward, opened ${seconds(each.age_seconds)} ago${each.step === null ? "" : `, step ${each.step}`}${each.in_window ? ", in the window" : ""}`;
   return h(
     "span",
     { role: "listitem" },

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
+from proxy.pool.browse.runs import WORKERS, is_there, worker
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
+from proxy.pool.processes.owners import database_time
 from proxy.pool.schema import attempts, completions, events, groups, interventions, policy_versions, runs
 
 NEWEST_RUNS = 16
-"""Runs whose groups are looked at."""
+"""Runs whose groups and processes are looked at."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Marks:
     pushed: float
     interventions: int
     events: int
+    working: list[tuple[int, bool, bool]]
+    """Of the newest runs: the id, whether a harness works at it, and whether a trainer does."""
 
     def since(self, before: "Marks") -> list[str]:
         """Return the names of the marks that differ from those of an earlier look."""
@@ -35,7 +39,7 @@ class Marks:
 
 def marks(pool: Pool) -> Marks:
     """Look at the pool."""
-    newest_runs = select(runs.c.id).order_by(runs.c.id.desc()).limit(NEWEST_RUNS)
+    newest_runs = select(runs.c.id, *WORKERS).order_by(runs.c.id.desc()).limit(NEWEST_RUNS)
     versions = select(policy_versions).order_by(policy_versions.c.id.desc()).limit(64).subquery()
     pushed = select(func.max(versions.c.id), func.max(versions.c.pushed_at))
     retired = select(func.max(versions.c.id)).where(versions.c.retired_at.is_not(None))
@@ -44,9 +48,11 @@ def marks(pool: Pool) -> Marks:
             table.name: connection.scalar(select(func.max(table.c.id))) or 0
             for table in (completions, attempts, groups, interventions, events)
         }
+        now = database_time(connection, pool)
+        looked_at = connection.execute(newest_runs).all()
         ends = [
-            connection.scalar(select(func.max(groups.c.finished_at)).where(groups.c.run_id == run_id)) or 0.0
-            for run_id in connection.scalars(newest_runs).all()
+            connection.scalar(select(func.max(groups.c.finished_at)).where(groups.c.run_id == run.id)) or 0.0
+            for run in looked_at
         ]
         step, pushed_at = connection.execute(pushed).one()
         gone = connection.scalar(retired) or 0
@@ -60,4 +66,12 @@ def marks(pool: Pool) -> Marks:
         pushed=pushed_at or 0.0,
         interventions=newest["interventions"],
         events=newest["events"],
+        working=[
+            (
+                run.id,
+                is_there(worker(run.owner, run.owner_seen_at, now)),
+                is_there(worker(run.trainer, run.trainer_seen_at, now)),
+            )
+            for run in looked_at
+        ],
     )

@@ -9,6 +9,7 @@ from proxy.pool.browse.runs import run_row
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool, UserError
+from proxy.pool.processes.owners import attended
 from proxy.pool.schema import archives, attempts, groups, rollouts, runs, tasks
 
 PAGE = 50
@@ -34,6 +35,8 @@ class GroupEntry:
     agent: str | None
     held_out: bool
     state: str
+    cut_off: bool
+    """It is RUNNING, but none of its rollouts runs, as no harness works at its run."""
     step: int | None
     reason: str | None
     detail: str | None
@@ -119,14 +122,14 @@ def groups_page(
         full = len(chosen) == PAGE
         last = chosen[-1] if full else seen[-1] if seen else None
         further = last is not None and (len(seen) == limit or (full and last is not seen[-1]))
-        page = _entries(connection, [row.id for row in chosen])
+        page = _entries(connection, pool, [row.id for row in chosen])
     return GroupsPage(page, last.queue_index if further and last is not None else None)
 
 
 def group_view(pool: Pool, group_id: int) -> GroupView:
     """Return a group with its members. NotInPool when there is none with this id."""
     with snapshot(pool) as connection:
-        entries = _entries(connection, [group_id])
+        entries = _entries(connection, pool, [group_id])
         if not entries:
             raise NotInPool(f"the pool has no group {group_id}; the pages of its runs list those that it has")
         row = connection.execute(
@@ -139,7 +142,7 @@ def group_view(pool: Pool, group_id: int) -> GroupView:
     return GroupView(entries[0], instruction, members, row.replaces, row.max_tokens)
 
 
-def _entries(connection: Connection, ids: list[int]) -> list[GroupEntry]:
+def _entries(connection: Connection, pool: Pool, ids: list[int]) -> list[GroupEntry]:
     """Return these groups, newest first."""
     query = (
         select(groups, runs.c.name.label("run"), tasks.c.name.label("task"), tasks.c.domain, archives.c.file)
@@ -154,10 +157,14 @@ def _entries(connection: Connection, ids: list[int]) -> list[GroupEntry]:
     of_these: Any = select(*columns).where(rollouts.c.group_id.in_(ids))
     for row in connection.execute(of_these.order_by(rollouts.c.group_id, rollouts.c.member)):
         members[row.group_id].append(row)
-    return [_entry(row, members[row.id]) for row in connection.execute(query)]
+    rows = connection.execute(query).all()
+    unfinished = {row.run_id for row in rows if row.state == "RUNNING"}
+    left = {run_id for run_id in unfinished if not attended(connection, pool, run_id)}
+    return [_entry(row, members[row.id], row.run_id in left) for row in rows]
 
 
-def _entry(row: Row[Any], members: list[Row[Any]]) -> GroupEntry:
+def _entry(row: Row[Any], members: list[Row[Any]], left: bool) -> GroupEntry:
+    """Return a group as the list shows it. `left`: no harness works at its run."""
     return GroupEntry(
         id=row.id,
         run=row.run,
@@ -167,6 +174,7 @@ def _entry(row: Row[Any], members: list[Row[Any]]) -> GroupEntry:
         agent=row.agent,
         held_out=row.purpose == "eval",
         state=row.state,
+        cut_off=left and row.state == "RUNNING",
         step=row.step,
         reason=row.reason,
         detail=row.detail,

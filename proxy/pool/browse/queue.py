@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from proxy.pool.browse.runs import COUNTED, counted, newest_group
+from proxy.pool.browse.runs import COUNTED, WORKERS, counted, is_there, newest_group, worker
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.processes.owners import database_time
@@ -65,6 +65,8 @@ class Queue:
     open_groups: int
     limit: int | None
     """None: no trainer has set it."""
+    attended: bool
+    """A harness works at the run. Where none does, the rollouts of its RUNNING groups do not run."""
     step_groups: int | None
     """Groups that a step takes. None: no trainer has said."""
     window: int | None
@@ -93,9 +95,11 @@ def queue(pool: Pool, run_id: int) -> Queue:
     now = admission(pool, run_id)  # a moment before the rest
     with snapshot(pool) as connection:
         at = database_time(connection, pool)
-        lease = connection.execute(select(runs.c.lease_groups, runs.c.lease_window).where(runs.c.id == run_id)).one()
+        columns = (runs.c.purpose, runs.c.lease_groups, runs.c.lease_window, *WORKERS)
+        run = connection.execute(select(*columns).where(runs.c.id == run_id)).one()
         rows = _rows(connection, run_id)
-        end = window_end([(row.position, row.state) for row in rows], lease.lease_groups, lease.lease_window)
+        lease = run.lease_groups, run.lease_window
+        end = window_end([(row.position, row.state) for row in rows], *lease)
         slots = _slots(connection, rows[: MOST_SLOTS + 1], at, end)
         shown = slots[:MOST_SLOTS]
         dropped = _dropped(connection, run_id)
@@ -104,20 +108,26 @@ def queue(pool: Pool, run_id: int) -> Queue:
         held_out = counted(connection, run_id, "RUNNING", "eval")
         opened = newest_group(connection, run_id)
     unpushed = newest.step if newest is not None and newest.pushed_at is None else None
+    harness = is_there(worker(run.owner, run.owner_seen_at, at))
+    trainer = is_there(worker(run.trainer, run.trainer_seen_at, at))
+    waits = "" if run.purpose != "train" else _waits(slots, now, unpushed, _fills(slots, *lease))
+    if not harness and not trainer:
+        waits = _nobody(now)
     return Queue(
         slots=shown,
         more=len(slots) > MOST_SLOTS,
         open_groups=now.open_groups,
         limit=now.queue_limit,
-        step_groups=lease.lease_groups,
-        window=lease.lease_window,
+        attended=harness,
+        step_groups=run.lease_groups,
+        window=run.lease_window,
         running=counts["RUNNING"],
         done=counts["DONE"],
         leased=counts["LEASED"],
         held_out_running=held_out,
         counted_to=COUNTED,
         opened=opened,
-        waits=_waits(slots, now, unpushed, _fills(slots, lease.lease_groups, lease.lease_window)),
+        waits=waits,
         dropped=dropped,
         dropped_of=sum(each.groups for each in dropped),
         paused=now.paused,
@@ -150,6 +160,11 @@ def _fills(slots: Sequence[QueueSlot], step_groups: int | None, window: int | No
     return bool(pick([(slot.position, slot.state) for slot in slots], rule)[0])
 
 
+def _nobody(now: Admission) -> str:
+    """Say that neither harness nor trainer works at a run, whether it has finished, was stopped, or was killed."""
+    return "nobody works at the run" + (f", and rule {now.paused} has paused it" if now.paused else "")
+
+
 def _waits(slots: Sequence[QueueSlot], now: Admission, unpushed: int | None, fills: bool) -> str:
     """Say who waits for whom."""
     full = now.queue_limit is not None and not now.room
@@ -164,7 +179,7 @@ def _waits(slots: Sequence[QueueSlot], now: Admission, unpushed: int | None, fil
     if slots and slots[0].state == "RUNNING" and any(slot.state == "DONE" for slot in slots):
         head = slots[0]
         rest = head.members - head.finished
-        return f"the window begins at group {head.queue_index} ({head.task}), of which {rest} rollouts still run"
+        return f"the window begins at group {head.queue_index} ({head.task}), of which {rest} rollouts have not ended"
     if any(slot.state == "RUNNING" for slot in slots):
         return "the trainer waits for rollouts"
     return "the harness waits for the trainer: as many groups are open as may be" if full else ""

@@ -9,6 +9,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool
 from proxy.pool.inspect.account import place_of
+from proxy.pool.processes.owners import attended
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.schema import attempts, groups, rollouts, runs, tasks
 
@@ -43,6 +44,8 @@ class RolloutPage:
     group_id: int
     queue_index: int
     group_state: str
+    cut_off: bool
+    """Its group is RUNNING, but none of its rollouts runs, as no harness works at its run."""
     group_reason: str | None
     group_detail: str | None
     step: int | None
@@ -93,7 +96,7 @@ def rollout_view(pool: Pool, rollout_id: int) -> RolloutPage:
     """Return a rollout. NotInPool when there is none with this id."""
     query = (
         select(rollouts, groups.c.queue_index, groups.c.state, groups.c.reason, groups.c.detail.label("group_detail"))
-        .add_columns(groups.c.step, groups.c.purpose, groups.c.agent.label("group_agent"))
+        .add_columns(groups.c.run_id, groups.c.step, groups.c.purpose, groups.c.agent.label("group_agent"))
         .add_columns(tasks.c.name.label("task"), tasks.c.domain, tasks.c.spec, runs.c.name.label("run"))
         .join_from(rollouts, groups, groups.c.id == rollouts.c.group_id)
         .join(tasks, tasks.c.id == groups.c.task_id)
@@ -110,12 +113,14 @@ def rollout_view(pool: Pool, rollout_id: int) -> RolloutPage:
             .order_by(rollouts.c.member)
         ).all()
         tries, total = _tries(connection, row)
+        cut_off = row.state == "RUNNING" and not attended(connection, pool, row.run_id)
         agent = connection.scalar(select(attempts.c.agent).where(attempts.c.id == tries[0].id)) if tries else None
     instruction = str((row.spec or {}).get("instruction", ""))
     newest = tries[0].id if tries else None
     return RolloutPage(
         **{name: row._mapping[name] for name in _SAME},
         group_state=row.state,
+        cut_off=cut_off,
         group_reason=row.reason,
         group_detail=row.group_detail,
         held_out=row.purpose == "eval",

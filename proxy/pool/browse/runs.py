@@ -25,7 +25,7 @@ NEWEST_GROUPS = 64
 COUNTED = 1000
 """Groups of one state are counted up to this number."""
 
-State = Literal["working", "paused", "waiting", "at rest"]
+State = Literal["working", "paused", "waiting", "nobody works at it"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,10 @@ class RunEntry:
     purpose: str
     created_at: float
     state: State
-    """working: a harness and, in a train run, a trainer work at it; waiting: one of them is missing; at rest: both."""
+    """working: a harness and, in a train run, a trainer work at it; waiting: one of them is missing.
+
+    Where both are missing, the run has finished, was stopped, or was killed: the pool does not tell which.
+    """
     harness: RunWorker | None
     trainer: RunWorker | None
     step: int | None
@@ -77,6 +80,8 @@ class RunEntry:
     """Groups opened so far."""
     running: int
     """Groups whose rollouts run, counted up to COUNTED."""
+    cut_off: int
+    """Groups with rollouts that have no outcome and do not run, as no harness works at the run; up to COUNTED."""
     finished_at: float | None
     """When the newest finished group ended."""
     reward: RecentReward
@@ -138,8 +143,9 @@ def counted(connection: Connection, run_id: int, state: str, purpose: str | None
 
 def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
     version = current_version(connection, row.id)
-    harness = _worker(row.owner, row.owner_seen_at, now)
-    trainer = _worker(row.trainer, row.trainer_seen_at, now)
+    harness = worker(row.owner, row.owner_seen_at, now)
+    trainer = worker(row.trainer, row.trainer_seen_at, now)
+    unfinished = counted(connection, row.id, "RUNNING") + counted(connection, row.id, "RUNNING", "eval")
     paused = connection.scalar(select(interventions.c.rule).where(is_paused(row.id)).limit(1))
     levels = _levels(connection, None if version is None else version.id)
     return RunEntry(
@@ -158,7 +164,8 @@ def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
         watched=[name for name, level in levels.items() if level == "watch" and name not in ADVICE],
         advice=[name for name, level in levels.items() if level == "alarm" and name in ADVICE],
         groups=newest_group(connection, row.id),
-        running=counted(connection, row.id, "RUNNING") + counted(connection, row.id, "RUNNING", "eval"),
+        running=unfinished if is_there(harness) else 0,
+        cut_off=0 if is_there(harness) else unfinished,
         finished_at=connection.scalar(select(func.max(groups.c.finished_at)).where(groups.c.run_id == row.id)),
         reward=_recent(connection, row.id),
         curve=_curve(connection, row.id),
@@ -166,15 +173,25 @@ def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
 
 
 def _state(purpose: str, harness: RunWorker | None, trainer: RunWorker | None, paused: bool) -> State:
-    working = [worker is not None and worker.alive for worker in (harness, trainer)]
+    working = is_there(harness), is_there(trainer)
     if not any(working):
-        return "at rest"
+        return "nobody works at it"
     if paused:
         return "paused"
     return "working" if all(working) or purpose != "train" else "waiting"
 
 
-def _worker(owner: Any, seen_at: float | None, now: float) -> RunWorker | None:
+WORKERS = (runs.c.owner, runs.c.owner_seen_at, runs.c.trainer, runs.c.trainer_seen_at)
+"""Columns that say who works at a run."""
+
+
+def is_there(worker: RunWorker | None) -> bool:
+    """Return whether a process works at a run."""
+    return worker is not None and worker.alive
+
+
+def worker(owner: Any, seen_at: float | None, now: float) -> RunWorker | None:
+    """Return the process in a run's column `owner` or `trainer`, which may have died; None: it has given the run up."""
     if owner is None or seen_at is None:
         return None
     process, silent = msgspec.convert(owner, PoolProcess), now - seen_at

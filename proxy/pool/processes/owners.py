@@ -208,11 +208,16 @@ def is_alive(holder: PoolProcess, me: PoolProcess, silent_seconds: float) -> boo
 def is_attended(pool: Pool, run_id: int) -> bool:
     """Return whether a harness works at the run."""
     with pool.read() as connection:
-        query = select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)
-        holder, seen_at = connection.execute(query).one()
-        if holder is None:
-            return False
-        silent_seconds = database_time(connection, pool) - seen_at
+        return attended(connection, pool, run_id)
+
+
+def attended(connection: Connection, pool: Pool, run_id: int) -> bool:
+    """Return whether a harness works at the run, as a transaction sees it."""
+    query = select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)
+    holder, seen_at = connection.execute(query).one()
+    if holder is None:
+        return False
+    silent_seconds = database_time(connection, pool) - seen_at
     return is_alive(msgspec.convert(holder, PoolProcess), this_process(), silent_seconds)
 
 

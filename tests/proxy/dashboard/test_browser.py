@@ -13,11 +13,13 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
+from proxy.pool.browse.groups import group_view
 from proxy.pool.browse.runs import PAGE
 from proxy.pool.browse.sessions import sessions_page
 from proxy.pool.database import Pool, open_pool
+from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
-from proxy.pool.rollouts.runs import open_run
+from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import rollouts
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
@@ -72,6 +74,25 @@ def test_advice_of_the_monitor_does_not_look_like_an_alarm(home: tuple[Path, Sto
     assert "advice: waiting" in runs["text"] and "waiting (advice)" in behaviour["text"]
     assert "advice waiting since step 3, 0.7" in run["text"]
     assert run["text"].index("alarm kl_rollout") < run["text"].index("advice waiting")
+
+
+def test_a_run_that_nobody_works_at_has_nothing_that_runs(home: tuple[Path, Story, Pool]) -> None:
+    file, told, pool = home
+    [rollout, _] = group_view(pool, told.open_group).members
+    pages = ["/", "/run/train", f"/group/{told.open_group}", f"/rollout/{rollout.rollout_id}"]
+    with served(file) as address:
+        ended = walk(address, "look", pages=pages)
+        with owned(pool, find_run(pool, "train")):
+            alive = walk(address, "look", pages=pages)
+    for page in ended:
+        demand_clean(page)
+        assert "cut off" in page["text"] and "at rest" not in page["text"]
+    for page in ended[:2]:
+        assert "nobody works at it" in page["text"]
+    for page in ended[2:]:
+        assert "running" not in page["text"].lower()
+    for page in alive:
+        assert "running" in page["text"].lower() and "cut off" not in page["text"]
 
 
 @pytest.mark.long

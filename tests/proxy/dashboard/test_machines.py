@@ -49,6 +49,7 @@ def test_processes_and_sandbox_hosts_are_named(tmp_path: Path) -> None:
     assert (host.host, host.live, host.failures, host.start_seconds) == ("a", 5.0, 1.0, 1.5)
     train = next(run for run in now.runs if run.name == "train")
     assert train.harness is not None and train.harness.alive and train.state == "paused"
+    assert (train.running, train.cut_off) == (1, 0)
     (tmp_path / "metrics.prom").write_text("{{{ no metrics")
     with owned(pool, find_run(pool, "train")):
         assert machines(pool).hosts == []

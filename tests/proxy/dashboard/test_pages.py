@@ -1,19 +1,24 @@
 """What the pages are made of: runs, curves, queue, account, groups, rollouts, calls, conversations, tokens."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace as replace_fields
 from sqlalchemy import insert, select, update
 
 from proxy.pool.browse.attempts.attempt import MOST_CALLS
 from proxy.pool.browse.attempts.conversation import MOST_TEXT, MOST_TURNS
+from proxy.pool.browse.changes import marks
 from proxy.pool.browse.steps import spread
 from proxy.pool.browse.tokens.page import MOST_TOKENS
 from proxy.pool.database import Pool, insert_row
+from proxy.pool.processes.owners import TRAINER, owned, this_process
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
-from proxy.pool.schema import attempts, groups, policy_versions, rollouts, tasks, train_steps
+from proxy.pool.schema import attempts, groups, policy_versions, rollouts, runs, tasks, train_steps
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published, versions
 from tests.pool.make import TASK, publish_next
@@ -25,12 +30,48 @@ async def test_the_list_of_runs_has_state_step_reward_and_alarms(visitor: Visito
     page = await visitor.ask("runs")
     evaluation, train = page["runs"]
     assert (evaluation["name"], evaluation["purpose"], evaluation["step"]) == (told.evaluation, "eval", None)
-    assert (train["state"], train["step"], train["alarms"]) == ("at rest", 3, ["kl_rollout"])
+    assert (train["state"], train["step"], train["alarms"]) == ("nobody works at it", 3, ["kl_rollout"])
     assert (train["watched"], train["advice"]) == ([], ["waiting"])
-    assert train["paused"] == "kl_rollout" and train["running"] == 1 and train["groups"] == 5
+    assert train["paused"] == "kl_rollout" and train["groups"] == 5
+    assert (train["running"], train["cut_off"], evaluation["cut_off"]) == (0, 1, 0)
     assert train["curve"] == [[step, pytest.approx(0.2 + step / 100)] for step in (1, 2, 3)]
     assert evaluation["reward"] == {"mean": 0.5, "rewards": 2, "rollouts": 3, "groups": 3}
     assert page["before"] is None and (await visitor.ask("runs", before=train["id"]))["runs"] == []
+
+
+async def test_what_has_no_outcome_is_cut_off_unless_a_harness_works_at_its_run(
+    visit: Visit, database: str, pool: Pool
+) -> None:
+    """A killed harness leaves its claim on the run, and one that was stopped or has finished gives it up."""
+    told = story(pool)
+    visitor = await visit(database)
+    run = find_run(pool, "train")
+    with owned(pool, run):
+        assert await unfinished(visitor, told) == ("paused", 1, 0, [False] * 4)
+        before = marks(pool)
+    assert await unfinished(visitor, told) == ("nobody works at it", 0, 1, [True] * 4)
+    assert marks(pool).since(before) == ["working"]
+    killed = replace_fields(this_process(), started="long ago")
+    with pool.write() as connection:
+        values = {"owner": to_builtins(killed), "owner_seen_at": time.time()}
+        connection.execute(update(runs).where(runs.c.id == run.id).values(values))
+    assert await unfinished(visitor, told) == ("nobody works at it", 0, 1, [True] * 4)
+    with owned(pool, run, TRAINER):
+        assert await unfinished(visitor, told) == ("paused", 0, 1, [True] * 4)
+    finished = await visitor.ask(f"rollouts/{told.rollouts[0]}")
+    assert not finished["cut_off"] and not (await visitor.ask(f"groups/{told.group}"))["group"]["cut_off"]
+    assert not (await visitor.ask(f"attempts/{told.session}"))["cut_off"]
+
+
+async def unfinished(visitor: Visitor, told: Story) -> tuple[str, int, int, list[bool]]:
+    """The state of the run, its running and cut off groups, and whether each page says that the open group is one."""
+    run = (await visitor.ask("runs/train"))["run"]
+    [listed] = (await visitor.ask("runs/train/groups", state="RUNNING"))["groups"]
+    group = await visitor.ask(f"groups/{told.open_group}")
+    rollout = await visitor.ask(f"rollouts/{group['members'][0]['rollout_id']}")
+    attempt = await visitor.ask(f"attempts/{rollout['shown']}")
+    cut_off = [each["cut_off"] for each in (listed, group["group"], rollout, attempt)]
+    return run["state"], run["running"], run["cut_off"], cut_off
 
 
 async def test_every_run_is_found_by_a_part_of_its_name(visit: Visit, database: str, pool: Pool) -> None:
@@ -179,7 +220,8 @@ async def test_the_queue_shows_slots_and_says_who_waits(visitor: Visitor, told: 
     queue = await visitor.ask("runs/train/queue")
     assert [(slot["state"], slot["members"], slot["finished"]) for slot in queue["slots"]][-1] == ("RUNNING", 2, 0)
     assert (queue["step_groups"], queue["window"], queue["slots"][-1]["in_window"]) == (1, 2, True)
-    assert queue["limit"] == 4 and queue["waits"].endswith("rule kl_rollout has paused the run")
+    assert queue["limit"] == 4 and not queue["attended"]
+    assert queue["waits"] == "nobody works at the run, and rule kl_rollout has paused it"
     dropped = {each["reason"]: each["groups"] for each in queue["dropped"]}
     assert dropped == {"too_few_valid": 1} and queue["dropped_of"] == 1
 

@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { ask } from "../api.js";
 import { link } from "../address.js";
 import { ago, num, percent, seconds, time, words } from "../format.js";
-import { STATES, badge, crumbs, facts, reward, section, toRun } from "../parts.js";
+import { badge, crumbs, facts, groupBadge, openBadge, reward, section, toRun } from "../parts.js";
 
 export async function group(box, { parts, signal }) {
   const got = await ask(`groups/${Number(parts[0]) || 0}`, {}, signal);
@@ -12,7 +12,7 @@ export async function group(box, { parts, signal }) {
   return {
     changed: async (marks) => {
       if (got.group.state === "CONSUMED" || got.group.state === "TOMBSTONE") return;
-      if (!["finished", "groups", "steps", "completions"].some((mark) => marks.has(mark))) return;
+      if (!["finished", "groups", "steps", "completions", "working"].some((mark) => marks.has(mark))) return;
       const now = await ask(`groups/${got.group.id}`, {}, signal);
       const at = window.scrollY;
       box.replaceChildren();
@@ -32,7 +32,7 @@ function draw(box, { group, members, instruction, replaces, max_tokens: limit })
     h(
       "p",
       {},
-      badge(group.state, STATES[group.state]),
+      groupBadge(group.state, group.cut_off),
       " ",
       badge(group.domain, "quiet"),
       group.held_out ? [" ", badge("held out", "quiet")] : null,
@@ -66,15 +66,16 @@ function draw(box, { group, members, instruction, replaces, max_tokens: limit })
         ? h(
             "div.members",
             {},
-            members.map((each) => card(each, mean, parts)),
+            members.map((each) => card(each, group.cut_off, mean, parts)),
           )
         : h("p.none", {}, "it has no rollouts: its task was dropped before its turn"),
     ),
   );
 }
 
-function card(each, mean, parts) {
-  const took = each.opened_at === null ? null : (each.closed_at ?? Date.now() / 1000) - each.opened_at;
+function card(each, cutOff, mean, parts) {
+  const end = each.closed_at ?? (cutOff ? null : Date.now() / 1000);
+  const took = each.opened_at === null || end === null ? null : end - each.opened_at;
   return h(
     "article.card",
     { "aria-label": `member ${each.member}` },
@@ -95,7 +96,7 @@ function card(each, mean, parts) {
     h(
       "p",
       {},
-      each.finished_at === null ? badge("running", "run") : null,
+      each.finished_at === null ? openBadge(cutOff) : null,
       each.failure ? [" ", badge(each.failure, "bad", each.detail)] : null,
       each.hacked ? [" ", badge(`hacked: ${each.hacked}`, "bad")] : null,
       each.left_out ? [" ", badge(each.left_out, "watch", "why its lease left it out")] : null,

@@ -3,7 +3,7 @@
 import { h, svg, clear } from "../dom.js";
 import { ask } from "../api.js";
 import { ago, num, percent, seconds, time } from "../format.js";
-import { STATES, badge, section, table, toRun } from "../parts.js";
+import { STATES, badge, openGroups, section, table, toRun } from "../parts.js";
 import { workers } from "./runs.js";
 
 const PHASES = ["wait", "prepare", "train", "checkpoint", "report", "push"];
@@ -105,7 +105,7 @@ function runsOf({ runs }) {
         h("td", {}, badge(run.state, STATES[run.state])),
         h("td", {}, workers(run)),
         h("td", {}, num(run.step)),
-        h("td", {}, num(run.running)),
+        h("td", {}, openGroups(run)),
       ),
     ),
     { empty: "nobody works at a run", caption: "runs" },

@@ -4,7 +4,7 @@ import { h, clear } from "../dom.js";
 import { ask } from "../api.js";
 import { link, remember } from "../address.js";
 import { ago, num, time, words } from "../format.js";
-import { STATES, badge, crumbs, facts, reward, toRun } from "../parts.js";
+import { badge, crumbs, facts, groupBadge, openBadge, reward, toRun } from "../parts.js";
 import { onkey } from "../keys.js";
 import { attemptView } from "../attemptview.js";
 
@@ -48,7 +48,7 @@ export async function rollout(box, { parts, params, signal }) {
   return {
     end: () => shown && shown.end && shown.end(),
     changed: async (marks) => {
-      if (got.finished_at === null && ["finished", "groups", "completions"].some((mark) => marks.has(mark))) {
+      if (got.finished_at === null && ["finished", "groups", "completions", "working"].some((mark) => marks.has(mark))) {
         got = await ask(`rollouts/${id}`, {}, signal);
         drawHead(head, got);
         if (!shown && got.shown !== null) await look(got.shown);
@@ -86,7 +86,7 @@ function drawHead(head, got) {
         "div",
         {},
         h("span.big", {}, reward(got.reward)),
-        got.finished_at === null ? badge("running", "run") : null,
+        got.finished_at === null ? openBadge(got.cut_off) : null,
         got.failure ? [" ", badge(got.failure, "bad", got.meaning)] : null,
         got.hacked ? [" ", badge(`hacked: ${got.hacked}`, "bad")] : null,
       ),
@@ -106,7 +106,7 @@ function drawHead(head, got) {
       [
         "group",
         [
-          badge(got.group_state, STATES[got.group_state]),
+          groupBadge(got.group_state, got.cut_off),
           got.group_reason ? ` ${words(got.group_reason)}${got.group_detail ? `: ${got.group_detail}` : ""}` : "",
         ],
       ],

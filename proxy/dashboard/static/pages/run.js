@@ -4,7 +4,7 @@ import { h, clear, trouble } from "../dom.js";
 import { ask, name as part } from "../api.js";
 import { link, remember } from "../address.js";
 import { ago, num, percent, time } from "../format.js";
-import { STATES, badge, crumbs, facts, more, row, section, table, toRun } from "../parts.js";
+import { STATES, badge, crumbs, facts, more, openGroups, row, section, table, toRun } from "../parts.js";
 import { curvesOf } from "../curves.js";
 import { accountOf } from "../account.js";
 import { evaluationsOf } from "../evaluations.js";
@@ -43,7 +43,7 @@ export async function run(box, { parts, params, signal }) {
     end: shown.end,
     changed: async (marks) => {
       const steps = ["steps", "retired", "pushed"].some((mark) => marks.has(mark));
-      const moved = steps || ["groups", "finished", "interventions"].some((mark) => marks.has(mark));
+      const moved = steps || ["groups", "finished", "interventions", "working"].some((mark) => marks.has(mark));
       if (!moved && !(marks.has("completions") && Date.now() - fresh > 10000)) return;
       fresh = Date.now();
       const now = await ask(`runs/${part(name)}`, {}, signal);
@@ -110,7 +110,7 @@ function drawHead(head, whole) {
       ],
       ["of these with a reward", run.reward.rollouts ? percent(run.reward.rewards / run.reward.rollouts) : null],
       ["groups", num(run.groups)],
-      ["running", num(run.running)],
+      ["running", openGroups(run)],
       ["last group ended", ago(run.finished_at)],
       ["opened", time(run.created_at)],
       ["who works at it", workers(run)],

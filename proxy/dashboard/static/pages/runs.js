@@ -5,7 +5,7 @@ import { ask } from "../api.js";
 import { link } from "../address.js";
 import { spark } from "../chart.js";
 import { ago, num, time } from "../format.js";
-import { STATES, badge, more, row, table, toRun } from "../parts.js";
+import { STATES, badge, more, openGroups, row, table, toRun } from "../parts.js";
 
 const HEADS = [
   "run",
@@ -66,8 +66,8 @@ export async function runs(box, { params, signal }) {
   await Promise.all([load(), sessionsOf(sessions, signal)]);
   return {
     changed: async (parts) => {
-      if (["groups", "finished", "steps", "pushed", "retired", "interventions"].some((part) => parts.has(part)))
-        await load();
+      const shownHere = ["groups", "finished", "steps", "pushed", "retired", "interventions", "working"];
+      if (shownHere.some((part) => parts.has(part))) await load();
       if (parts.has("attempts") || (shown.length === 0 && parts.has("completions"))) await sessionsOf(sessions, signal);
     },
   };
@@ -167,7 +167,7 @@ function line(run, traffic) {
     h("span", { title: "of the pool's newest 2000 calls, while there are some" }, rate(traffic, "calls")),
     rate(traffic, "tokens"),
     num(run.groups),
-    num(run.running),
+    openGroups(run),
     h("span", { title: time(run.finished_at) }, ago(run.finished_at)),
     workers(run),
   );

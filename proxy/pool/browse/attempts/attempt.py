@@ -13,6 +13,7 @@ from proxy.pool.completions.labels import labels
 from proxy.pool.completions.records import RequestShape
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool
+from proxy.pool.processes.owners import attended
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.schema import attempts, completions, fates, groups, policy_versions, rollouts, runs
 from proxy.pool.untrained import Untrained
@@ -47,6 +48,8 @@ class AttemptView:
     exit_code: int | None
     opened_at: float
     closed_at: float | None
+    cut_off: bool
+    """It is not closed, and no harness works at its run."""
     sampled_tokens: int | None
     max_turns: int | None
     max_tokens: int | None
@@ -118,12 +121,15 @@ def attempt_view(pool: Pool, attempt_id: int) -> AttemptView:
     with snapshot(pool) as connection:
         row = connection.execute(query).one_or_none()
         newest = connection.scalar(last)
-    if row is None:
-        raise NotInPool(f"the pool has no attempt {attempt_id}; the pages of its rollouts list those that it has")
+        if row is None:
+            raise NotInPool(f"the pool has no attempt {attempt_id}; the pages of its rollouts list those that it has")
+        open_in_run = row.run_id is not None and row.closed_at is None
+        cut_off = open_in_run and not attended(connection, pool, row.run_id)
     return AttemptView(
         **{name: row._mapping[name] for name in _SAME},
         run=row.run,
         group_id=row.group_id,
+        cut_off=cut_off,
         meaning=FAILURES[row.failure].text if row.failure in FAILURES else "",
         timings=row.timings or {},
         augmentation=row.augmentation or [],
