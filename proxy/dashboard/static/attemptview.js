@@ -4,7 +4,7 @@ import { h, clear, trouble } from "./dom.js";
 import { ask } from "./api.js";
 import { remember } from "./address.js";
 import { num, seconds, time } from "./format.js";
-import { badge, facts, more, openBadge } from "./parts.js";
+import { badge, facts, inPool, more, openBadge, placed } from "./parts.js";
 import { onkey } from "./keys.js";
 import { lanesOf } from "./lanes.js";
 import { conversationOf } from "./conversation.js";
@@ -52,9 +52,10 @@ export async function attemptView(box, attempt, params, signal) {
   }
 
   function draw() {
+    const places = new Map(calls.map((call) => [call.id, call.ordinal]));
     clear(
       tree,
-      calls.map((call) => line(call, call.id === selected, select)),
+      calls.map((call) => line(call, places.get(call.follows), call.id === selected, select)),
     );
     clear(further, next === null ? null : more(`further calls, of ${num(attempt.calls_in_all)}`, () => load(next)));
     clear(lanes, lanesOf(attempt, calls, select, selected));
@@ -212,7 +213,8 @@ function drawHead(head, attempt) {
   );
 }
 
-function line(call, own, select) {
+// before: the place of the call that it follows
+function line(call, before, own, select) {
   const kind = call.label || "unlabelled";
   const lost = Object.entries(call.left_out).map(([why, tokens]) => `${num(tokens)} left out (${why})`);
   const fate =
@@ -223,8 +225,8 @@ function line(call, own, select) {
       : [`${num(call.trained)} trained`, ...lost].join(", ") +
         ` in step ${call.step}${call.rolled_back ? ", rolled back" : ""}`;
   const title = [
-    `#${call.id}`,
-    call.follows ? `follows #${call.follows}` : "begins a conversation",
+    `call ${call.ordinal} (${inPool(call.id)})`,
+    call.follows === null ? "begins a conversation" : `follows ${placed(call.follows, before)}`,
     `prompt ${num(call.prompt_tokens)} tokens, ${num(call.new_tokens)} of them new`,
     call.finish_reason,
     fate,

@@ -3,7 +3,7 @@
 import { h, clear } from "./dom.js";
 import { ask } from "./api.js";
 import { num, seconds } from "./format.js";
-import { badge, more } from "./parts.js";
+import { badge, inPool, more } from "./parts.js";
 
 const FOLDED = 1200; // characters of a text that is folded
 
@@ -56,6 +56,7 @@ function turnOf(turn, own, select, signal) {
           "a",
           {
             href: "#",
+            title: inPool(turn.completion),
             onclick: (event) => {
               event.preventDefault();
               select(turn.completion);

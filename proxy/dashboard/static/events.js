@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { ask } from "./api.js";
 import { here, remember } from "./address.js";
 import { num, words } from "./format.js";
-import { badge } from "./parts.js";
+import { badge, inPool, placed } from "./parts.js";
 
 const BAD = new Set([
   "tool_failed",
@@ -58,12 +58,13 @@ export async function eventsOf(box, attempt, call, select, signal) {
             {
               href: "#",
               "data-row": true,
+              title: inPool(event.completion),
               onclick: (press) => {
                 press.preventDefault();
                 select(event.completion);
               },
             },
-            `#${event.completion}`,
+            placed(event.completion, got.ordinals[event.completion]),
           ),
           " ",
           badge(words(event.kind), BAD.has(event.kind) ? "bad" : "quiet"),

@@ -36,6 +36,15 @@ export function badge(text, kind = "", title = null) {
   return h(`span.badge${kind ? `.${kind}` : ""}`, { title }, text);
 }
 
+// A call is named by its place in its attempt, as the tree has it; the pool's id is for titles.
+export function inPool(id) {
+  return `#${id} in the pool`;
+}
+
+export function placed(id, ordinal) {
+  return ordinal === null || ordinal === undefined ? inPool(id) : `call ${ordinal}`;
+}
+
 export const STATES = {
   working: "good",
   waiting: "watch",

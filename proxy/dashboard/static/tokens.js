@@ -4,6 +4,7 @@ import { h, clear } from "./dom.js";
 import { ask } from "./api.js";
 import { remember } from "./address.js";
 import { NOTHING, num, percent } from "./format.js";
+import { inPool, placed } from "./parts.js";
 
 const LEVELS = 6;
 const COLOURS = [
@@ -152,12 +153,12 @@ export async function tokensOf(box, completion, params, signal) {
       sampled
         ? page.by[at] === completion
           ? null
-          : ["sampled by", `#${page.by[at]}`]
+          : ["sampled by", placed(page.by[at], page.ordinals[page.by[at]]), inPool(page.by[at])]
         : ["", page.given[at] ? "given: the proxy wrote it, it is never trained" : "of the prompt"],
     ].filter(Boolean);
     clear(
       tip,
-      parts.map(([name, value]) => h("span", {}, name ? `${name} ` : "", h("b", {}, value))),
+      parts.map(([name, value, title]) => h("span", { title }, name ? `${name} ` : "", h("b", {}, value))),
     );
   }
 

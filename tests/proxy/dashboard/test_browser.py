@@ -3,6 +3,7 @@
 Not covered: other browsers, and assistive technology beyond what axe-core checks.
 """
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -93,6 +94,25 @@ def test_a_run_that_nobody_works_at_has_nothing_that_runs(home: tuple[Path, Stor
         assert "running" not in page["text"].lower()
     for page in alive:
         assert "running" in page["text"].lower() and "cut off" not in page["text"]
+
+
+def test_calls_are_named_by_their_place_and_addresses_by_their_id(home: tuple[Path, Story, Pool]) -> None:
+    file, told, pool = home
+    finding = {"detector": "stub", "severity": "weak", "quote": "make", "completion": told.calls[2], "ordinal": 2}
+    with pool.write() as connection:
+        found = {"integrity": {"findings": [finding]}}
+        connection.execute(update(rollouts).where(rollouts.c.id == told.rollouts[0]).values(found))
+    with served(file) as address:
+        seen = walk(address, "names", rollout=f"/rollout/{told.rollouts[0]}?call={told.calls[4]}")
+    places = {f"#{id} in the pool": f"call {at}" for at, id in enumerate(told.calls)}
+    named = [*seen["findings"], *seen["events"], *seen["turn"]]
+    assert len(named) > 6 and all(text.removeprefix("at ") == places[title] for text, title in named)
+    assert seen["findings"] == [["at call 2", f"#{told.calls[2]} in the pool"]]
+    assert seen["token"] == [["sampled by call 3", f"#{told.calls[3]} in the pool"]]
+    assert seen["tree"][1].startswith(f"call 1 (#{told.calls[1]} in the pool); follows call 0; prompt")
+    assert re.findall(r"#[0-9]+", seen["text"]) == [f"#{told.attempt}"]  # the attempt's own
+    last = next(title for _, title in reversed(seen["events"]))
+    assert f"call={last.split()[0].removeprefix('#')}&" in f"{seen['event']}&" and seen["troubles"] == []
 
 
 @pytest.mark.long

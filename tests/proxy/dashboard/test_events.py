@@ -21,6 +21,8 @@ async def test_the_events_of_an_attempt_lead_to_its_calls(visitor: Visitor, told
     page = await visitor.ask(f"attempts/{told.attempt}/events")
     kinds = {(event["kind"], event["completion"]) for event in page["events"]}
     assert ("retry_loop", told.calls[2]) in kinds and ("tool_failed", told.calls[0]) in kinds
+    named = {str(completion) for _, completion in kinds}
+    assert page["ordinals"] == {str(id): at for at, id in enumerate(told.calls) if str(id) in named}
     assert page["calls"] == len(told.calls) and not page["more"] and page["unknown"] == 0
 
 

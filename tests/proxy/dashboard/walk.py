@@ -285,6 +285,32 @@ def places(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
+def names(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """How a rollout's page names calls, each with its title: findings, the tree, events, a token of an earlier call."""
+    context = opened(browser, task)
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    titled_texts = "found => found.map(each => [each.textContent.trim(), each.title])"
+    go(page, task, f"{task['rollout']}&view=events")
+    seen = {
+        "findings": page.locator("#page details li > span[title]").evaluate_all(titled_texts),
+        "tree": page.locator("[role=treeitem]").evaluate_all("found => found.map(each => each.title)"),
+        "events": page.locator(".events a").evaluate_all(titled_texts),
+        "text": page.locator("#page").inner_text(),
+    }
+    page.locator(".events a").last.click()
+    page.wait_for_selector(".turns .own", timeout=SECONDS)
+    seen["event"] = page.url
+    seen["turn"] = page.locator(".turns .own h3 a").evaluate_all(titled_texts)
+    go(page, task, f"{task['rollout']}&view=tokens")
+    page.locator(".tokens .earlier").last.hover()
+    seen["token"] = page.locator(".tip span", has_text="sampled by").evaluate_all(titled_texts)
+    seen["troubles"] = watch.troubles
+    context.close()
+    return seen
+
+
 def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
     for file, (where, size, dark, height, clicks) in task["pictures"].items():
@@ -304,7 +330,7 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
-    "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "pictures": pictures
+    "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "names": names, "pictures": pictures
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import { h, clear } from "../dom.js";
 import { ask } from "../api.js";
 import { link, remember } from "../address.js";
 import { ago, num, time, words } from "../format.js";
-import { badge, crumbs, facts, groupBadge, openBadge, reward, toRun } from "../parts.js";
+import { badge, crumbs, facts, groupBadge, inPool, openBadge, placed, reward, toRun } from "../parts.js";
 import { onkey } from "../keys.js";
 import { attemptView } from "../attemptview.js";
 
@@ -178,7 +178,9 @@ function integrity(found) {
           {},
           badge(each.severity, each.severity === "alarm" ? "bad" : "watch"),
           ` ${each.detector}`,
-          each.completion ? ` at #${each.completion}` : "",
+          each.completion
+            ? h("span", { title: inPool(each.completion) }, ` at ${placed(each.completion, each.ordinal)}`)
+            : "",
           ": ",
           h("q", {}, each.quote || ""),
         ),

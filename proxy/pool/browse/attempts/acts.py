@@ -47,6 +47,8 @@ class EventsPage:
     """The events of an attempt in order."""
 
     events: list[Event]
+    ordinals: dict[int, int]
+    """The place in the attempt of each call that an event names, by the call's id."""
     calls: int
     """Calls that were read."""
     more: bool
@@ -104,7 +106,10 @@ def attempt_events(pool: Pool, attempt_id: int) -> EventsPage:
         newest = connection.scalar(last)
     found = events(acts)
     more = bool(acts) and acts[-1].ordinal != newest or len(found) > MOST_EVENTS
-    return EventsPage(found[:MOST_EVENTS], len(acts), more, sum(act.observed is None for act in acts))
+    shown = found[:MOST_EVENTS]
+    named = {event.completion for event in shown}
+    ordinals = {act.id: act.ordinal for act in acts if act.id in named}
+    return EventsPage(shown, ordinals, len(acts), more, sum(act.observed is None for act in acts))
 
 
 def size_of(reply: dict[str, Any]) -> int:

@@ -32,6 +32,8 @@ class TokenPage:
     texts: list[str] = field(default_factory=list)
     by: list[int | None] = field(default_factory=list)
     """The completion that sampled it; None: it is of a prompt, or given."""
+    ordinals: dict[int, int] = field(default_factory=dict)
+    """The place in the attempt of each completion of the path, by id."""
     given: list[bool] = field(default_factory=list)
     """The proxy wrote it, to begin a prescribed call."""
     logprobs: list[float | None] = field(default_factory=list)
@@ -66,6 +68,7 @@ def token_page(pool: Pool, completion_id: int, offset: int, model: Path | None =
     end = min(len(path.tokens), start + MOST_TOKENS)
     page.ids.extend(path.tokens[start:end])
     page.texts.extend(words.texts(path.tokens[start:end], path.tokens[max(0, start - RUN_UP) : start]))
+    page.ordinals.update({answer.completion: answer.ordinal for answer in path.answers})
     starts = [answer.start for answer in path.answers]
     for place in range(start, end):
         which = bisect_right(starts, place) - 1

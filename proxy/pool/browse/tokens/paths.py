@@ -20,6 +20,8 @@ class Sampled:
     """The answer of one completion, as far as it is part of a path."""
 
     completion: int
+    ordinal: int
+    """Its number in the attempt."""
     start: int
     """Its place in the path."""
     tokens: int
@@ -83,6 +85,7 @@ def _end(row: Row[Any]) -> int:
 def _sampled(row: Row[Any], start: int, tokens: int) -> Sampled:
     return Sampled(
         completion=row.id,
+        ordinal=row.ordinal,
         start=start,
         tokens=tokens,
         logprobs=floats(row.logprobs),
@@ -99,8 +102,8 @@ def _links(completion_id: int) -> Any:
     before = select(completions.c.id, completions.c.prefix_of).join(chain, completions.c.id == chain.c.prefix_of)
     chain = chain.union(before)
     columns = (
-        completions.c.id, completions.c.attempt_id, completions.c.proxy_id, completions.c.prefix_of,
-        completions.c.prefix_length, completions.c.prompt_tail, completions.c.sampled, completions.c.given,
-        completions.c.logprobs, completions.c.versions, completions.c.path_crc,
+        completions.c.id, completions.c.attempt_id, completions.c.ordinal, completions.c.proxy_id,
+        completions.c.prefix_of, completions.c.prefix_length, completions.c.prompt_tail, completions.c.sampled,
+        completions.c.given, completions.c.logprobs, completions.c.versions, completions.c.path_crc,
     )  # fmt: skip
     return select(*columns).join(chain, chain.c.id == completions.c.id).limit(MOST_LINKS)
