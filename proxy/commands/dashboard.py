@@ -21,7 +21,7 @@ def add_arguments(dashboard: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         metavar="DIR",
-        help="model whose tokenizer shows tokens as text, where the pool names none",
+        help="model whose tokenizer shows tokens as text (default: what the pool leads to)",
     )
     dashboard.add_argument(
         "--proxy", metavar="URL", action="append", default=[], help="a proxy to ask for its engines, once for each"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from proxy.pool.browse.tokens.texts import exported_weights
+from proxy.pool.browse.tokens.places import exported_weights
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.read import RolloutFilter

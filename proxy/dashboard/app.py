@@ -42,7 +42,7 @@ class DashboardOptions:
     """What a dashboard is told besides its pool."""
 
     model: Path | None = None
-    """A directory with the tokenizer of the pool's tokens, where the pool names none."""
+    """A directory with the tokenizer of the pool's tokens; None: it is looked for."""
     proxies: Sequence[str] = ()
     """Addresses of proxies that are asked for their replicas."""
     admin_key: str | None = None

@@ -28,9 +28,14 @@ class _Tokenizer(msgspec.Struct):
 def fingerprint(directory: Path) -> str | None:
     """Return 16 hexadecimal digits over all ids and their texts; None without a readable vocabulary."""
     try:
-        tokenizer = msgspec.json.decode((directory / "tokenizer.json").read_bytes(), type=_Tokenizer)
+        return fingerprint_of((directory / "tokenizer.json").read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def fingerprint_of(content: bytes) -> str | None:
+    """Return the fingerprint of the content of a tokenizer.json. DecodeError when it is no JSON."""
+    tokenizer = msgspec.json.decode(content, type=_Tokenizer)
     vocab = tokenizer.model.vocab
     texts = list(vocab.items()) if isinstance(vocab, dict) else [(entry[0], id) for id, entry in enumerate(vocab)]
     texts += [(token.content, token.id) for token in tokenizer.added_tokens]

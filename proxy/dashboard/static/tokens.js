@@ -67,6 +67,7 @@ export async function tokensOf(box, completion, params, signal) {
     clear(
       notes,
       page.notes.map((note) => h("p.note", {}, note)),
+      page.tokenizer === null ? null : h("p.quiet", {}, `the texts are by the tokenizer in ${page.tokenizer}`),
     );
     const size = page.ids.length;
     clear(

@@ -4,6 +4,7 @@ Not covered: other browsers, and assistive technology beyond what axe-core check
 """
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +19,12 @@ from proxy.pool.browse.groups import group_view
 from proxy.pool.browse.runs import PAGE
 from proxy.pool.browse.sessions import sessions_page
 from proxy.pool.database import Pool, open_pool
+from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
-from proxy.pool.schema import rollouts
+from proxy.pool.schema import completions, rollouts
+from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
 from tests.pool.make import publish_next
@@ -113,6 +116,21 @@ def test_calls_are_named_by_their_place_and_addresses_by_their_id(home: tuple[Pa
     assert re.findall(r"#[0-9]+", seen["text"]) == [f"#{told.attempt}"]  # the attempt's own
     last = next(title for _, title in reversed(seen["events"]))
     assert f"call={last.split()[0].removeprefix('#')}&" in f"{seen['event']}&" and seen["troubles"] == []
+
+
+def test_the_page_of_tokens_says_where_its_tokenizer_is_from(home: tuple[Path, Story, Pool], tiny_model: Path) -> None:
+    file, told, pool = home
+    page = f"/rollout/{told.rollouts[0]}?call={told.calls[1]}&view=tokens"
+    proxy = register_proxy(pool, fingerprint(tiny_model))
+    with pool.write() as connection:
+        connection.execute(update(completions).values(proxy_id=proxy))
+    with served(file) as address:
+        [without] = walk(address, "look", pages=[page])
+        shutil.copytree(tiny_model, file.parent / "model")
+        [found] = walk(address, "look", pages=[page])
+    assert "name the model's directory with --model" in without["text"]
+    assert f"by the tokenizer in {file.parent / 'model'}" in found["text"] and "--model" not in found["text"]
+    demand_clean(found)
 
 
 @pytest.mark.long

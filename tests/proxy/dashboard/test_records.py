@@ -1,18 +1,25 @@
 """Ratios and advantages come from the record that the trainer wrote, token by token, and text from its tokenizer."""
 
+import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from sqlalchemy import update
 
 from proxy.pool.browse.tokens.record import notes, record_of
 from proxy.pool.browse.tokens.texts import texts
-from proxy.pool.database import Pool
+from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.schema import policy_versions
+from proxy.pool.processes.deliveries import register_proxy
+from proxy.pool.schema import completions, policy_versions
+from proxy.pool.tokenizer_fingerprint import fingerprint
 from tests.conftest import need
-from tests.proxy.dashboard.conftest import Visit
-from tests.proxy.dashboard.make import story
+from tests.proxy.dashboard.conftest import Visit, Visitor
+from tests.proxy.dashboard.make import Story, plant, story
 
 
 def write_record(target: Path, completions: tuple[int, ...], places: list[int], segment: list[int]) -> None:
@@ -83,6 +90,7 @@ async def test_the_page_of_tokens_has_ratios_advantages_and_texts(
     from tokenizers import Tokenizer
 
     assert page["texts"] == texts(Tokenizer.from_file(str(tiny_model / "tokenizer.json")), page["ids"])
+    assert page["tokenizer"] == str(tiny_model)
 
 
 async def test_a_tokenizer_is_found_where_the_pool_names_exported_weights(
@@ -94,4 +102,82 @@ async def test_a_tokenizer_is_found_where_the_pool_names_exported_weights(
     visitor = await visit(database)
     page = await visitor.ask(f"completions/{told.calls[0]}/tokens")
     assert not any("tokenizer" in note for note in page["notes"]) and "<" not in page["texts"][1]
+    assert page["tokenizer"] == str(tiny_model)
     assert any("no step that counts" in note for note in page["notes"])
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A model that lies beside the pool `tmp_path`/pool.db."""
+    (tmp_path / "model").mkdir()
+    shutil.copyfile(tiny_model / "tokenizer.json", tmp_path / "model" / "tokenizer.json")
+    return tmp_path / "model"
+
+
+def recorded(file: Path, ids: str | None) -> tuple[str, Story]:
+    """A pool whose calls a proxy with these ids has recorded: its URL, and what it holds."""
+    pool = open_pool(str(file))
+    told, proxy = story(pool), register_proxy(pool, ids)
+    with pool.write() as connection:
+        connection.execute(update(completions).values(proxy_id=proxy))
+    pool.close()
+    return pool.url, told
+
+
+async def shown(visitor: Visitor, told: Story) -> tuple[str | None, bool]:
+    """Where the page of a call's tokens has its texts from, and whether it asks for a model instead."""
+    page: dict[str, Any] = await visitor.ask(f"completions/{told.calls[0]}/tokens")
+    assert (page["texts"][0] == f"<{page['ids'][0]}>") == (page["tokenizer"] is None)
+    return page["tokenizer"], any("--model" in note for note in page["notes"])
+
+
+async def test_a_model_beside_the_pool_gives_the_texts_if_its_ids_are_those_of_the_proxy(
+    visit: Visit, tmp_path: Path, model: Path
+) -> None:
+    url, told = recorded(tmp_path / "pool.db", fingerprint(model))
+    visitor = await visit(url)
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    assert await shown(visitor, told) == (str(model), False)
+    for file, ids in (("other.db", "other ids"), ("unknown.db", None)):
+        url, told = recorded(tmp_path / file, ids)
+        assert await shown(await visit(url), told) == (None, True)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "endless link", "huge", "linked directory"])
+async def test_only_a_regular_tokenizer_of_bounded_size_is_read_unless_a_person_names_it(
+    visit: Visit, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("proxy.pool.browse.tokens.texts.LARGEST", 1_000_000)
+    url, told = recorded(tmp_path / "pool.db", fingerprint(model))
+    visitor = await visit(url)
+    assert await shown(visitor, told) == (str(model), False)
+    if kind == "linked directory":
+        (tmp_path / "away").mkdir()
+        model.symlink_to(model.rename(tmp_path / "away" / "model"))
+    else:
+        plant(model / "tokenizer.json", kind)
+    assert await shown(visitor, told) == (None, True)
+    if kind == "link":
+        page = await visitor.ask(f"completions/{told.calls[0]}/tokens")
+        assert any(note.endswith(f"--model {model}") for note in page["notes"])
+        assert await shown(await visit(url, model=model), told) == (str(model), False)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "endless link", "huge"])
+async def test_the_model_of_the_runs_own_proxy_gives_the_texts(
+    visit: Visit, tmp_path: Path, tiny_model: Path, kind: str
+) -> None:
+    url, told = recorded(tmp_path / "pool.db", fingerprint(tiny_model))
+    visitor, run = await visit(url), tmp_path / "a run"
+    run.mkdir()
+    (run / "proxy.toml").write_text(f'pool = "x"\n\n[engine]\nmodel = "{tiny_model}"\n')
+    assert await shown(visitor, told) == (None, True)  # nothing says that it is a directory of this run
+    (run / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": url, "name": "train"}))
+    assert await shown(visitor, told) == (str(tiny_model), False)
+    plant(run / "proxy.toml", kind)
+    assert await shown(visitor, told) == (None, True)
+    (run / "proxy.toml").unlink()
+    for content in ("engine = 1", "[engine]\nmodel = 1", '[engine]\nmodel = "\\u0000"', "no TOML"):
+        (run / "proxy.toml").write_text(content)
+        assert await shown(visitor, told) == (None, True)

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, select
 
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.browse.tokens.paths import Sampled, TokenPath, path_of
+from proxy.pool.browse.tokens.places import origin_of
 from proxy.pool.browse.tokens.record import TokenNote, notes, record_of
 from proxy.pool.browse.tokens.texts import RUN_UP, vocabulary
 from proxy.pool.database import Pool
@@ -44,6 +45,8 @@ class TokenPage:
     coefficients: list[float | None] = field(default_factory=list)
     step: int | None = None
     """The step that trained it; None: none did that counts."""
+    tokenizer: str | None = None
+    """The directory of the tokenizer that gave the texts; None: none was found."""
     notes: list[str] = field(default_factory=list)
     """What is missing, and why."""
 
@@ -51,15 +54,16 @@ class TokenPage:
 def token_page(pool: Pool, completion_id: int, offset: int, model: Path | None = None) -> TokenPage:
     """Return a page of tokens of a completion's path. UserError when the pool does not have it.
 
-    `model`: a directory with the tokenizer.
+    `model`: a directory with the tokenizer. None: it is looked for.
     """
     with snapshot(pool) as connection:
         path = path_of(connection, completion_id)
         run_id = connection.scalar(select(attempts.c.run_id).where(attempts.c.id == path.attempt_id))
-        words = vocabulary(connection, run_id, path.proxy_id, model)
+        origin = origin_of(connection, run_id, path.proxy_id)
         step, record = _trained_by(connection, path.attempt_id, completion_id)
+    words = vocabulary(pool, origin, model)
     start = max(0, min(offset, len(path.tokens)))
-    page = TokenPage(completion_id, start, len(path.tokens), path.prompt_length, step=step)
+    page = TokenPage(completion_id, start, len(path.tokens), path.prompt_length, step=step, tokenizer=words.directory)
     if words.note:
         page.notes.append(words.note)
     if not path.intact:
