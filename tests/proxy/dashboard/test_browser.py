@@ -103,14 +103,15 @@ def test_calls_are_named_by_their_place_and_addresses_by_their_id(home: tuple[Pa
     file, told, pool = home
     finding = {"detector": "stub", "severity": "weak", "quote": "make", "completion": told.calls[2], "ordinal": 2}
     with pool.write() as connection:
-        found = {"integrity": {"findings": [finding]}}
+        found = {"integrity": {"findings": [finding | {"severity": "strong"}, finding]}}
         connection.execute(update(rollouts).where(rollouts.c.id == told.rollouts[0]).values(found))
     with served(file) as address:
         seen = walk(address, "names", rollout=f"/rollout/{told.rollouts[0]}?call={told.calls[4]}")
     places = {f"#{id} in the pool": f"call {at}" for at, id in enumerate(told.calls)}
     named = [*seen["findings"], *seen["events"], *seen["turn"]]
     assert len(named) > 6 and all(text.removeprefix("at ") == places[title] for text, title in named)
-    assert seen["findings"] == [["at call 2", f"#{told.calls[2]} in the pool"]]
+    assert seen["findings"] == [["at call 2", f"#{told.calls[2]} in the pool"]] * 2
+    assert seen["severities"] == [["strong", True], ["weak", False]]
     assert seen["token"] == [["sampled by call 3", f"#{told.calls[3]} in the pool"]]
     assert seen["tree"][1].startswith(f"call 1 (#{told.calls[1]} in the pool); follows call 0; prompt")
     assert re.findall(r"#[0-9]+", seen["text"]) == [f"#{told.attempt}"]  # the attempt's own

@@ -1,6 +1,7 @@
 """Ratios and advantages come from the record that the trainer wrote, token by token, and text from its tokenizer."""
 
 import json
+import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +68,16 @@ def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(UserError, match="is damaged"):
             notes(file, [7])
+
+
+def test_no_link_is_followed_to_a_record_and_no_pipe_waited_for(tmp_path: Path) -> None:
+    write_record(tmp_path / "elsewhere.npz", (7,), [5, 6], [0, 0])
+    (tmp_path / "link.npz").symlink_to(tmp_path / "elsewhere.npz")
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(OSError, match="symbolic link"):
+        notes(tmp_path / "link.npz", [7])
+    with pytest.raises(UserError, match="is not a regular file"):
+        notes(tmp_path / "pipe.npz", [7])
 
 
 async def test_the_page_of_tokens_has_ratios_advantages_and_texts(

@@ -295,6 +295,9 @@ def names(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     go(page, task, f"{task['rollout']}&view=events")
     seen = {
         "findings": page.locator("#page details li > span[title]").evaluate_all(titled_texts),
+        "severities": page.locator("#page details li > .badge").evaluate_all(
+            "found => found.map(each => [each.textContent, each.classList.contains('bad')])"
+        ),
         "tree": page.locator("[role=treeitem]").evaluate_all("found => found.map(each => each.title)"),
         "events": page.locator(".events a").evaluate_all(titled_texts),
         "text": page.locator("#page").inner_text(),

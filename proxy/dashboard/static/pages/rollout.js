@@ -176,7 +176,7 @@ function integrity(found) {
         h(
           "li",
           {},
-          badge(each.severity, each.severity === "alarm" ? "bad" : "watch"),
+          badge(each.severity, each.severity === "strong" ? "bad" : "watch"),
           ` ${each.detector}`,
           each.completion
             ? h("span", { title: inPool(each.completion) }, ` at ${placed(each.completion, each.ordinal)}`)

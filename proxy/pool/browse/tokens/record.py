@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from proxy.pool.errors import UserError
+from proxy.pool.input_files import open_input
 
 KINDS = {"<i8": "q", "<i4": "i", "<f4": "f"}
 """numpy's name of a type -> array's."""
@@ -41,10 +42,11 @@ def notes(file: Path, completions: Collection[int]) -> dict[tuple[int, int], Tok
     """Return what the record says of tokens that these completions sampled: (completion, place in its path) -> note.
 
     A token that several branches trained has the note of the first one. FileNotFoundError when there is no record,
-    UserError when it is damaged.
+    OSError when it is a link, as the pool names its place and anybody may have written that, UserError when it is
+    damaged or a pipe.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_input(file, follow=False) as opened, zipfile.ZipFile(opened) as archive:
             return dict(_notes(archive, set(completions)))
     except (zipfile.BadZipFile, ValueError, KeyError, EOFError, SyntaxError) as error:
         raise UserError(f"{file} is damaged ({error}); delete it to see the tokens without their advantages") from error
