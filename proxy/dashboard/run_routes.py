@@ -127,5 +127,5 @@ def _whole_run(pool: Pool, name: str) -> dict[str, Any]:
         "config": find_run(pool, name).config,
         "metrics": metric_names(pool, entry.id),
         "rules": rule_states(pool, entry.id),
-        "interventions": history_of(pool, entry.id)[-MOST_INTERVENTIONS:],
+        "interventions": history_of(pool, entry.id, MOST_INTERVENTIONS),
     }

@@ -1,14 +1,18 @@
 """What the monitor does to a run in the pool: discarded steps, dropped tasks, pauses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account
-from proxy.pool.inspect.rule_states import monitor_lines
+from proxy.pool.inspect.rule_states import SHOWN, monitor_lines
 from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import GroupOptions, called_off, dropped_tasks, open_group
 from proxy.pool.rollouts.runs import admission, open_run, set_queue_limit
@@ -120,3 +124,33 @@ def test_a_pause_ends_when_a_person_ends_it(pool: Pool) -> None:
     assert rollbacks_of(pool, run.id, "collapse") == 0  # the next ones are counted from here
     assert go_on(pool, run.id) == 1 and paused(pool, run.id) == "" and admission(pool, run.id).room == 2
     assert [item.ended_at is None for item in history_of(pool, run.id)] == [True, False]
+
+
+def test_of_a_long_history_the_database_returns_the_newest(pool: Pool) -> None:
+    run, other = (open_run(pool, name, "train", {}) for name in ("r", "s"))
+    for number in range(SHOWN + 3):
+        pause(pool, run.id, Cause(f"rule {number}", "it fell"))
+        pause(pool, other.id, CAUSE)
+    rules = [f"rule {number}" for number in range(SHOWN + 3)]
+    assert [item.rule for item in history_of(pool, run.id)] == rules
+    assert [item.rule for item in history_of(pool, run.id, newest=2)] == rules[-2:]
+    with statements() as asked:
+        lines = monitor_lines(pool, run.id)
+    assert [line.partition(" by ")[2].partition(":")[0] for line in lines] == rules[-SHOWN:]
+    [history] = [statement for statement in asked if "FROM interventions" in statement]
+    assert "LIMIT" in history
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """Collect the statements that the block executes."""
+    asked: list[str] = []
+
+    def before(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", before)
+    try:
+        yield asked
+    finally:
+        event.remove(Engine, "before_cursor_execute", before)

@@ -44,7 +44,7 @@ def monitor_lines(pool: Pool, run_id: int) -> list[str]:
             value = "" if rule.value is None else f", {rule.value:.4g}"
             state = "gives advice" if rule.advice and rule.level == "alarm" else f"is in {rule.level}"
             lines.append(f"monitor: {rule.name} {state} since step {rule.since}{value}")
-    for done in history_of(pool, run_id)[-SHOWN:]:
+    for done in history_of(pool, run_id, SHOWN):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.at))
         task = f" {done.task}" if done.task is not None else ""
         open_pause = done.action == "pause" and done.ended_at is None

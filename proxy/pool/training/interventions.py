@@ -143,11 +143,13 @@ def paused(pool: Pool, run_id: int) -> str:
     return "" if row is None else f"{row.rule}: {row.detail}"
 
 
-def history_of(pool: Pool, run_id: int) -> list[Intervention]:
-    """Return everything that was done to a run, in order."""
-    query = select(interventions, tasks.c.name).outerjoin(tasks, tasks.c.id == interventions.c.task_id)
+def history_of(pool: Pool, run_id: int, newest: int | None = None) -> list[Intervention]:
+    """Return what was done to a run, in order: the newest so many, or everything."""
+    mine = select(interventions).where(interventions.c.run_id == run_id)
+    some = mine.order_by(interventions.c.id.desc()).limit(newest).subquery()
+    query = select(some, tasks.c.name).outerjoin(tasks, tasks.c.id == some.c.task_id).order_by(some.c.id)
     with pool.read() as connection:
-        rows = connection.execute(query.where(interventions.c.run_id == run_id).order_by(interventions.c.id)).all()
+        rows = connection.execute(query).all()
     return [Intervention(row.rule, row.action, row.detail, row.at, row.name, row.ended_at) for row in rows]
 
 
