@@ -1,12 +1,16 @@
 """What the pages ask of a pool reads few rows, however many the pool holds, on both databases."""
 
+import re
+import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import insert, select, text
 
 from benchmarks.pool import TASK, fill, finish_group
 from proxy.pool.browse.attempts.acts import attempt_events
@@ -25,15 +29,27 @@ from proxy.pool.browse.steps import curves, metric_names
 from proxy.pool.browse.tokens.page import token_page
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.account import account
+from proxy.pool.inspect.rule_states import SHOWN, rule_states
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run
+from proxy.pool.schema import interventions, tasks
+from proxy.pool.search.behaviour import run_behaviour
+from proxy.pool.search.build import progress
+from proxy.pool.search.index import open_writer
+from proxy.pool.search.query import HITS, WALK, Hit, Wanted, search
+from proxy.pool.search.results import found
 from proxy.pool.training.evaluations import open_evaluation
+from proxy.pool.training.interventions import history_of
 from proxy.pool.training.steps import versions
 from tests.pool.test_plans import watched
 from tests.proxy.dashboard.make import metrics
 
 MIDDLE = 0.4
 """Where in the pool the rows lie that are looked at."""
+INDEXED = 50_000
+"""Calls and rollouts of a search index."""
+MOST_INDEX_INSTRUCTIONS = 600_000
+"""Instructions of SQLite's virtual machine for one question to a search index; reading all of it takes more."""
 
 
 def filled(pool: Pool, rows: int) -> int:
@@ -48,6 +64,7 @@ def filled(pool: Pool, rows: int) -> int:
     for _ in range(5):
         finish_group(pool, run_id, "v1", members=8, calls=8, tokens=100)
     evaluate(pool, run_id)
+    drop_all(pool, run_id)
     if pool.dialect == "postgresql":
         with pool.write() as connection:
             connection.execute(text("analyze"))
@@ -65,9 +82,18 @@ def evaluate(pool: Pool, run_id: int) -> None:
             finish_rollout(pool, member.rollout_id, Outcome(attempt_id=None, reward=0.5))
 
 
+def drop_all(pool: Pool, run_id: int) -> None:
+    """An intervention for each task of a run: more can hardly be done to it."""
+    with pool.write() as connection:
+        ids = connection.scalars(select(tasks.c.id).where(tasks.c.run_id == run_id)).all()
+        done = {"run_id": run_id, "at": 1.0, "rule": "hacking", "action": "drop_task", "detail": "it was cheated"}
+        connection.execute(insert(interventions), [done | {"task_id": id} for id in ids])
+
+
 def operations(pool: Pool, run_id: int, rows: int) -> dict[str, Callable[[], Any]]:
     """What the pages ask."""
     one = int(rows * MIDDLE)
+    hits = [Hit(rollout_id=id, call=id, attempt_id=id, events=None) for id in range(one, one + HITS)]
     return {
         "runs": lambda: runs_page(pool),
         "run names": lambda: run_names(pool, "o", stepped=True),
@@ -93,6 +119,10 @@ def operations(pool: Pool, run_id: int, rows: int) -> dict[str, Callable[[], Any
         "reply": lambda: reply_piece(pool, one),
         "tokens": lambda: token_page(pool, one, 0),
         "what changed": lambda: marks(pool),
+        "hits of words": lambda: found(pool, hits, "ok"),
+        "hits of filters": lambda: found(pool, [replace(hit, call=None) for hit in hits], ""),
+        "rules": lambda: rule_states(pool, run_id),
+        "interventions": lambda: history_of(pool, run_id, SHOWN),
     }
 
 
@@ -121,3 +151,100 @@ def test_no_page_scans_a_table(tmp_path: Path) -> None:
 def test_pages_of_a_million_completions_read_few_rows(database: str, pool: Pool) -> None:
     rows = 1_000_000
     assert troubles_of(database, filled(pool, rows), rows) == {}
+
+
+NUMBERS = (
+    "(with recursive numbers(n) as (select 1 union all select n + 1 from numbers where n < ?) select n from numbers)"
+)
+FILL_INDEX = """
+insert into words (rowid, reply, results) select n, 'every word' || (n % 100) || ' item' || n, '' from numbers
+insert into calls select n, n, n, 1 + n % 2 from numbers
+insert into outcomes select n, 1 + n % 2, n, 'a', 'agent', 't', 0.5, case when n % 50 = 0 then 'hung' end, 3, 9, 1.0, n
+    from numbers
+insert into events select 'retry_loop', n, 1 from numbers where n % 3 = 0
+insert into events select 'tool_failed', n, 1 from numbers
+"""
+
+
+class CountedIndex(sqlite3.Connection):
+    """A search index that counts in thousands what its questions cost, also while a question has its own limit."""
+
+    thousands = 0
+
+    def set_progress_handler(self, handler: Callable[[], Any] | None, n: int = 1000) -> None:
+        def tick() -> Any:
+            self.thousands += 1
+            return handler() if handler is not None else 0
+
+        super().set_progress_handler(tick, 1000)
+
+
+def filled_index(file: Path) -> CountedIndex:
+    """A search index with many calls and rollouts of two runs."""
+    open_writer(file).close()
+    index = sqlite3.connect(file, factory=CountedIndex)
+    index.row_factory = sqlite3.Row
+    for statement in FILL_INDEX.strip().replace("\n    ", " ").splitlines():
+        index.execute(statement.replace("from numbers", f"from {NUMBERS}"), (INDEXED,))
+    index.commit()
+    return index
+
+
+def index_questions(index: sqlite3.Connection) -> dict[str, Callable[[], Any]]:
+    """What the pages ask of the index: first pages, pages further on, and filters that nothing passes."""
+    wanted = {
+        "a frequent word": Wanted(words="every"),
+        "a rare word": Wanted(words=f"item{INDEXED // 2}"),
+        "a beginning of words": Wanted(words="wor*"),
+        "a word in a run": Wanted(words="every", run_id=1),
+        "a word with an event": Wanted(words="every", event="undo_loop"),
+        "the newest": Wanted(),
+        "an agent that is not there": Wanted(agent="b"),
+        "any failure": Wanted(failure="any"),
+        "a failure": Wanted(failure="hung"),
+        "a failure in a run without any": Wanted(failure="hung", run_id=2),
+        "a run": Wanted(run_id=1),
+        "a run with high rewards": Wanted(run_id=1, least_reward=2.0),
+        "an event": Wanted(event="retry_loop"),
+        "an event in a run that is not there": Wanted(event="tool_failed", run_id=3),
+    }
+    asked: dict[str, Callable[[], Any]] = {}
+    for name, each in wanted.items():
+        asked[name] = partial(search, index, each)
+        asked[f"{name}, further on"] = partial(search, index, each, int(INDEXED * MIDDLE))
+    return asked | {"behaviour": lambda: run_behaviour(index, 1), "how much is in it": lambda: progress(index)}
+
+
+def scans(index: sqlite3.Connection, statement: str) -> list[str]:
+    """The steps of a statement that read a whole table of rows, or all words.
+
+    The newest rollouts without a filter that has an index are the newest rows of their table, up to a limit.
+    """
+    plan = [row[3] for row in index.execute(f"explain query plan {statement}")]
+    walk = f"from outcomes where true order by rollout_id desc limit {WALK}" in statement
+    return [
+        step
+        for step in plan
+        if re.match(r"SCAN (calls|events|outcomes|meta)\b", step) and not (walk and step == "SCAN outcomes")
+        or re.match(r"SCAN words\b(?!.*:M)", step)
+    ]  # fmt: skip
+
+
+def test_no_question_to_the_search_index_scans_a_table(tmp_path: Path) -> None:
+    index = filled_index(tmp_path / "index")
+    wrong: dict[str, list[Any]] = {}
+    for name, work in index_questions(index).items():
+        asked: list[str] = []
+        index.set_progress_handler(None)
+        index.thousands = 0
+        index.set_trace_callback(asked.append)
+        work()
+        index.set_trace_callback(None)
+        if 1000 * index.thousands > MOST_INDEX_INSTRUCTIONS:
+            wrong.setdefault(name, []).append(f"{index.thousands},000 instructions")
+        assert asked
+        for statement in asked:
+            if not statement.startswith("--"):  # what FTS5 asks of its own tables
+                wrong.setdefault(name, []).extend(scans(index, statement))
+    index.close()
+    assert {name: troubles for name, troubles in wrong.items() if troubles} == {}
