@@ -28,13 +28,23 @@ from sqlalchemy import text
 from benchmarks.pool import RUN, TASK, fill, finish_group
 from proxy.dashboard.app import STATIC
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import find_run
 from proxy.pool.search.index import place_of
+from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.fates import StepSums, Tally
+from proxy.pool.training.steps import latest
 
 WORDS = 5000
 """Different words of the replies, besides one that stands in all of them."""
 ROLLOUTS = 20
+EVALUATED = 300
+"""Rollouts of the run's evaluation, half of them at trained tasks."""
+RUN_PAGE = ("", "/curves", "/rewards", "/evaluations", "/queue", "/account", "/groups")
+"""What the page of a run asks of its run."""
+CURVES = "reward_mean,entropy,seconds/wait,seconds/train,staleness_tokens"
+"""Those of METRICS that its charts show."""
 METRICS = {
     "reward_mean": 0.5,
     "entropy": 1.0,
@@ -54,6 +64,7 @@ def made(url: str, rows: int) -> None:
     for _ in range(4):
         finish_group(pool, run_id, "v1", members=8, calls=40, tokens=500)
     open_group(pool, run_id, TASK, 8)
+    _evaluate(pool, run_id)
     pool.close()
 
 
@@ -73,6 +84,19 @@ def _write(pool: Pool, rows: int) -> None:
     if not sqlite:
         with pool.write() as connection:
             connection.execute(text("analyze"))
+
+
+def _evaluate(pool: Pool, run_id: int) -> None:
+    """Evaluate the newest version of the run."""
+    version = latest(pool, run_id)
+    assert version is not None
+    evaluation = open_evaluation(pool, find_run(pool, RUN), version, {}, engine="", rollouts=EVALUATED)
+    for number in range(EVALUATED):
+        task = TASK | ({"id": f"old-{number}"} if number % 2 else {"id": f"new-{number}", "instruction": f"{number}"})
+        [member] = open_group(pool, evaluation.run_id, task, 1)
+        attempt, _ = open_attempt(pool, member.rollout_id, "a")
+        close_attempt(pool, attempt.id, Ending())
+        finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=float(number % 3 == 0)))
 
 
 class Visitor:
@@ -120,9 +144,8 @@ def first_page(visitor: Visitor) -> None:
 
 
 def run_page(visitor: Visitor) -> None:
-    names = "reward_mean,entropy,staleness_tokens"
-    for path in ("", f"/curves?names={names}", "/queue", "/account", "/groups"):
-        visitor.ask(f"runs/{RUN}{path}")
+    for path in RUN_PAGE:
+        visitor.ask(f"runs/{RUN}{path}" + (f"?names={CURVES}" if path == "/curves" else ""))
 
 
 def rollout_page(visitor: Visitor, rollout: int) -> None:

@@ -1,6 +1,7 @@
 """The benchmarks run and say what they should. Their figures are no matter of tests."""
 
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import pytest
 from benchmarks.async_runs.slow_agent import next_sleep
 from benchmarks.capacity.estimate import Load, estimate
 from benchmarks.contexts.forgetful_teacher import teach
+from benchmarks.dashboard import RUN_PAGE
 from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
 from benchmarks.signal_runs.figures import batches_to
 from benchmarks.signal_runs.teachers import MARKER, cheat, stumble
+from proxy.dashboard.app import STATIC
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
@@ -118,6 +121,13 @@ def test_the_benchmark_of_repetition_ends_with_one_json_object(tmp_path: Path) -
     texts = figures["texts"]["tiny"]
     assert texts["files"]["long_answers"] and texts["recorded"]["alarms"] == texts["files"]["alarms"] == []
     assert not any(each["ended"] for each in texts["honest"].values()) and all(texts["ended"].values())
+
+
+def test_the_benchmark_of_the_dashboard_asks_what_the_page_of_a_run_asks() -> None:
+    page = (STATIC / "pages" / "run.js").read_text()
+    parts = [(STATIC / f"{name}.js").read_text() for name in re.findall(r'from "\.\./(\w+)\.js"', page)]
+    asked = {path for text in (page, *parts) for path in re.findall(r"ask\(`runs/[^`}]*}(/\w+)?`", text)}
+    assert asked == set(RUN_PAGE)
 
 
 @pytest.mark.long
