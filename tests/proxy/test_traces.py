@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.read import RolloutFilter, rollouts
 from proxy.pool.read.records import RolloutRecord
+from proxy.pool.terminal import progress
 from proxy.prompt.template import ChatTemplate
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, Serve
@@ -417,6 +419,22 @@ def test_other_files_are_passed_over_and_one_named_twice_counts_once(
     words = ["pool", "import", pool.url, "d", str(tmp_path), str(tmp_path / "a.json"), "--model", str(tiny_model)]
     assert main(words) == 0
     assert capsys.readouterr().out.startswith("1 documents: 1 groups with 1 rollouts; 0 answers of")
+
+
+def test_an_import_shows_how_many_documents_are_left(
+    pool: Pool, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps(document(session_id=f"s{number}")) for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(lines))
+    (tmp_path / "b.json").write_text(json.dumps(document(subagent_trajectories=[document()])))
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.001)
+    imported(pool, "d", tmp_path, tiny_model)
+    printed = capsys.readouterr()
+    assert printed.out.startswith("42 documents: 41 groups with 41 rollouts; ")
+    for what in ("reading demonstrations", "storing demonstrations as d"):
+        some = [line for line in printed.err.splitlines() if line.startswith(f"{what}: ")]
+        assert some and all(" of 41 documents" in line for line in some)
+        assert re.fullmatch(rf"{what}: \d+ of 41 documents, \S+/s, \d+ s left", some[-1])
 
 
 async def test_a_directory_with_files_and_a_model_of_another_tokenizer_are_refused(

@@ -99,6 +99,17 @@ def documents(file: Path, offset: int | None = None) -> Iterator[ReadTrajectory]
         raise UserError(f"{file} cannot be read ({error.strerror}); name a readable file") from error
 
 
+def count_documents(file: Path) -> int:
+    """Count the documents of a file, without those of sub-agents in them. A file that cannot be read counts as one."""
+    if file.suffix != ".jsonl":
+        return 1
+    try:
+        with file.open("rb") as data:
+            return sum(bool(line.strip()) for line in iter(lambda: data.readline(DOCUMENT_BYTES + 1), b""))
+    except OSError:  # `documents` says it
+        return 1
+
+
 def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
     """Yield a document, then the sub-agents in it, each before its own. They are of the session and task of it."""
     if len(data) > DOCUMENT_BYTES:

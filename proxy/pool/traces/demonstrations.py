@@ -7,6 +7,8 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -24,7 +26,8 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import completions, proxies, runs
-from proxy.pool.traces.atif_reading import ReadTrajectory, documents
+from proxy.pool.terminal.progress import progress
+from proxy.pool.traces.atif_reading import ReadTrajectory, count_documents, documents
 from proxy.pool.traces.times import row_times
 from proxy.pool.untrained import Untrained, UntrainedReason
 
@@ -75,21 +78,27 @@ class FoundDocuments:
 
 
 def find_documents(paths: Sequence[Path], make: Make) -> FoundDocuments:
-    """Read ATIF documents. UserError when one is refused, or when none demonstrates anything."""
+    """Read ATIF documents, and show how many. UserError when one is refused, or when none demonstrates anything."""
     found = FoundDocuments()
-    counts, sessions = found.counts, found.sessions
     files = {file.resolve(): file for path in paths for file in _files(path)}  # one that is named twice counts once
-    for file in files.values():
-        for read in documents(file):
-            made = list(make(read))
-            counts.documents += 1
-            for item in made:
-                counts.by_origin[item.made_of] = counts.by_origin.get(item.made_of, 0) + 1
-            if made:
-                sessions.setdefault(read.task, {}).setdefault(read.session, {})[file, read.offset] = None
-    if not sessions:
-        raise UserError(f"the {counts.documents} documents have no agent's step that is not a copy; name others")
+    with progress("reading demonstrations", sum(map(count_documents, files.values())), "documents") as advance:
+        for file in files.values():
+            for offset, of_one in groupby(documents(file), attrgetter("offset")):  # one with its sub-agents
+                for read in of_one:
+                    _note(found, read, (file, offset), make)
+                advance(1)
+    if not found.sessions:
+        raise UserError(f"the {found.counts.documents} documents have no agent's step that is not a copy; name others")
     return found
+
+
+def _note(found: FoundDocuments, read: ReadTrajectory, place: Place, make: Make) -> None:
+    made = list(make(read))
+    found.counts.documents += 1
+    for item in made:
+        found.counts.by_origin[item.made_of] = found.counts.by_origin.get(item.made_of, 0) + 1
+    if made:
+        found.sessions.setdefault(read.task, {}).setdefault(read.session, {})[place] = None
 
 
 def store_documents(pool: Pool, name: str, found: FoundDocuments, make: Make, tokenizer: str | None) -> ImportCounts:
@@ -101,13 +110,16 @@ def store_documents(pool: Pool, name: str, found: FoundDocuments, make: Make, to
     counts = found.counts
     run = open_run(pool, name, "collect", {})
     proxy_id = _recorder(pool, tokenizer)
-    for task, of_task in found.sessions.items():
-        members = open_group(pool, run.id, {"id": task, "instruction": "", "domain": "imported"}, len(of_task))
-        counts.groups += 1
-        for member, (session, places) in zip(members, of_task.items(), strict=True):
-            read_again = [read for place in places for read in documents(*place) if read.session == session]
-            _store(pool, member.rollout_id, read_again, make, proxy_id)
-            counts.rollouts += 1
+    total = sum(len(places) for of_task in found.sessions.values() for places in of_task.values())
+    with progress(f"storing demonstrations as {name}", total, "documents") as advance:
+        for task, of_task in found.sessions.items():
+            members = open_group(pool, run.id, {"id": task, "instruction": "", "domain": "imported"}, len(of_task))
+            counts.groups += 1
+            for member, (session, places) in zip(members, of_task.items(), strict=True):
+                read_again = [read for place in places for read in documents(*place) if read.session == session]
+                _store(pool, member.rollout_id, read_again, make, proxy_id)
+                counts.rollouts += 1
+                advance(len(places))
     return counts
 
 
