@@ -2,14 +2,19 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
 
 import pytest
 
+from proxy.commands.main import main
+from proxy.pool.database import Pool
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.terminal import progress as module
 from proxy.pool.terminal.progress import pace, progress
+from tests.pool.make import finished_group
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds(
@@ -36,6 +41,20 @@ def test_what_goes_on_may_change(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("building: Step 1/2: ") and lines[-1].startswith("building: Step 2/2: ")
+
+
+def test_the_command_that_verifies_a_pool_says_how_many_attempts_are_left(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = open_run(pool, "r", "train", {})
+    finished_group(pool, run.id, [1.0] * 60)
+    monkeypatch.setattr(module, "PLAIN_SECONDS", 0.001)
+    assert main(["pool", "verify", pool.url]) == 0
+    printed = capsys.readouterr()
+    assert "60 attempts" in printed.out
+    lines = printed.err.splitlines()
+    assert lines and all(re.match(rf"verifying {re.escape(pool.name)}: \d+ of 60 attempts", line) for line in lines)
+    assert re.search(r", \S+/s, \d+ s left$", lines[-1])
 
 
 @pytest.mark.parametrize(
