@@ -54,11 +54,15 @@ async def test_an_attempt_is_a_trace_of_its_calls(serve: Serve, tiny_model: Path
     assert [event["name"] for event in root["events"]] == ["gen_ai.evaluation.result"]
     assert {call["parentSpanId"] for call in calls} == {root["spanId"]}
     assert {call["traceId"] for call in calls} == {root["traceId"]}
+    assert len({span["spanId"] for span in (root, *calls)}) == len(stored) + 1
+    conversations = {span["attributes"]["gen_ai.conversation.id"] for span in (root, *calls)}
+    assert conversations == {f"attempt-{recorded.attempt}"}
     asked = {name for span in (root, *calls) for name in span["attributes"] if name.startswith("gen_ai.")}
     assert len(asked) > 10 and asked - known_names() == set()
     for item, call in zip(stored, calls, strict=True):
         has: dict[str, Any] = call["attributes"]
         assert (call["name"], has["gen_ai.operation.name"]) == ("chat", "chat")
+        assert has["gen_ai.response.id"] == f"completion-{item.id}"
         assert int(has["gen_ai.usage.input_tokens"]) == item.prompt_length
         assert int(has["gen_ai.usage.output_tokens"]) == len(item.sampled)
         assert has["gen_ai.response.finish_reasons"] == [item.finish_reason]
