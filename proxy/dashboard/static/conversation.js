@@ -1,6 +1,7 @@
 // A conversation up to one call: results of tools, reasoning, text, tool calls. All of it is text.
 
 import { h, clear } from "./dom.js";
+import { here, link } from "./address.js";
 import { ask } from "./api.js";
 import { num, seconds } from "./format.js";
 import { badge, inPool, more } from "./parts.js";
@@ -15,8 +16,9 @@ export async function conversationOf(box, completion, select, signal) {
   async function load(id) {
     const page = await ask(`completions/${id}/conversation`, {}, signal);
     const turns = page.turns.flatMap((turn) => turnOf(turn, turn.completion === completion, select, signal));
+    if (page.before === null) turns.unshift(beginning(page.turns[0]));
     if (page.instruction !== null)
-      turns.unshift(h("li.user", {}, h("h3", {}, "instruction"), text(page.instruction, 0)));
+      turns.unshift(h("li.user", {}, h("h3", {}, "the task's instruction"), text(page.instruction, 0)));
     list.prepend(...turns);
     clear(before, page.before === null ? null : more("earlier turns", () => load(page.before)));
   }
@@ -28,6 +30,26 @@ export async function conversationOf(box, completion, select, signal) {
       if (own) pane.scrollTop = own.offsetTop - 8;
     },
   };
+}
+
+// first: the turn that begins a conversation
+function beginning(first) {
+  const { parts, params } = here();
+  const tokens = link(parts, { ...Object.fromEntries(params), call: first.completion, view: "tokens" });
+  const shown = (first.results || []).length > 0;
+  return h(
+    "li.begins",
+    {},
+    h(
+      "p.gap",
+      {},
+      shown
+        ? "of the first request's own messages only the results below are kept; "
+        : "the first request's own messages are not kept; ",
+      h("a", { href: tokens }, "its tokens"),
+      " have them",
+    ),
+  );
 }
 
 function turnOf(turn, own, select, signal) {

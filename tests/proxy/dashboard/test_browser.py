@@ -68,6 +68,19 @@ def test_a_rollout_of_hostile_texts_is_shown_as_text(home: tuple[Path, Story, Po
     assert "⟨U+202E⟩" in seen["text"] and "\u202e" not in seen["text"]
 
 
+def test_a_conversation_begins_with_what_is_known_of_its_first_request(home: tuple[Path, Story, Pool]) -> None:
+    file, told, _ = home
+    pages = [f"/rollout/{told.rollouts[0]}?call={told.calls[at]}" for at in (1, 5, 6)]
+    with served(file) as address:
+        seen = walk(address, "look", pages=pages, inside=[".turns > .user", ".turns > .begins", ".turns > .begins a"])
+    for page, instruction in zip(seen, (1, 0, 0), strict=True):
+        demand_clean(page)
+        users, begins, links = page["inside"].values()
+        assert len(users) == instruction and all(text.startswith("the task's instruction") for text in users)
+        assert begins == ["the first request's own messages are not kept; its tokens have them"]
+        assert links == ["its tokens"]
+
+
 def test_advice_of_the_monitor_does_not_look_like_an_alarm(home: tuple[Path, Story, Pool]) -> None:
     with served(home[0]) as address:
         runs, run, behaviour = walk(address, "look", pages=["/", "/run/train", "/behaviour/train"])

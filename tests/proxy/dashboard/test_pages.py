@@ -14,8 +14,10 @@ from proxy.pool.browse.attempts.conversation import MOST_TEXT, MOST_TURNS
 from proxy.pool.browse.changes import marks
 from proxy.pool.browse.steps import spread
 from proxy.pool.browse.tokens.page import MOST_TOKENS
+from proxy.pool.completions.records import RequestShape
 from proxy.pool.database import Pool, insert_row
 from proxy.pool.processes.owners import TRAINER, owned, this_process
+from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, runs, tasks, train_steps
@@ -329,6 +331,22 @@ async def test_a_conversation_has_results_reasoning_and_calls_and_cuts_what_is_l
         piece = await visitor.ask(f"completions/{told.calls[4]}/reply", offset=at)
         whole, at, total = whole + piece["text"], at + len(piece["text"]), piece["total"]
     assert HOSTILE[3] in whole
+
+
+async def test_only_the_main_work_begins_with_the_instruction_of_the_task(
+    visit: Visit, database: str, pool: Pool
+) -> None:
+    told, run = story(pool), find_run(pool, "train")
+    [member] = open_group(pool, run.id, TASK, 1)
+    work = Work(pool, open_attempt(pool, member.rollout_id, "live")[0].id)
+    packed = [to_builtins(RequestShape(tools=7, opening=1)), to_builtins(RequestShape(opening=2))]
+    live = [work.call({"content": "x"}, after=None, shape=shape) for shape in packed]
+    visitor = await visit(database)
+    for call, given in zip([*told.calls[4:], *live], (True, False, False, True, True, False), strict=True):
+        page = await visitor.ask(f"completions/{call}/conversation")
+        assert page["before"] is None and (page["instruction"] is not None) == given, call
+    labels = [call["label"] for call in (await visitor.ask(f"attempts/{work.attempt_id}/calls"))["calls"]]
+    assert labels == ["main", "side"]
 
 
 async def test_tokens_have_their_logprobs_versions_and_who_sampled_them(visitor: Visitor, told: Story) -> None:

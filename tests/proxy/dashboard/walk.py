@@ -91,6 +91,7 @@ def look(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
                 "scripts": page.evaluate("document.querySelectorAll('#page script, #page img, #page iframe').length"),
                 "text": page.locator("#page").inner_text()[:20_000],
                 "loud": page.locator(LOUD).all_inner_texts(),
+                "inside": {inner: page.locator(inner).all_inner_texts() for inner in task.get("inside", [])},
             }  # fmt: skip
             if axe:
                 page.evaluate(axe)

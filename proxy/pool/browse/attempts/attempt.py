@@ -160,6 +160,17 @@ def calls_page(pool: Pool, attempt_id: int, first: int = 0) -> CallsPage:
     return CallsPage(entries, rows[MOST_CALLS].ordinal if len(rows) > MOST_CALLS else None)
 
 
+def label_of(connection: Connection, call: Row[Any]) -> str | None:
+    """Return the label that the tree shows of a call: its own, or in an open attempt what it would be now."""
+    if call.label is not None:
+        return str(call.label)
+    columns = (completions.c.id, completions.c.label, completions.c.finish_reason, completions.c.shape)
+    mine = completions.c.attempt_id == call.attempt_id
+    query: Any = select(*columns).where(mine).order_by(completions.c.ordinal).limit(MOST_CALLS + 1)
+    rows = connection.execute(query).all()
+    return _labels(rows).get(call.id) if len(rows) <= MOST_CALLS else None
+
+
 def ordered(rows: Sequence[Row[Any]]) -> list[tuple[Row[Any], int]]:
     """Return each call after the one it follows, with the number of forks above it."""
     known = {row.id for row in rows}

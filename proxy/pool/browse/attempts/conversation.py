@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, select
 
+from proxy.pool.browse.attempts.attempt import label_of
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.completions import observed
 from proxy.pool.database import Pool
@@ -89,7 +90,7 @@ class ConversationPage:
     before: int | None
     """The turn before these, to be asked for; None: they begin the conversation."""
     instruction: str | None
-    """The task's, where the turns begin the conversation of a rollout."""
+    """The task's, where the turns begin a conversation of a rollout's main work. The others begin with other words."""
 
 
 def conversation(pool: Pool, completion_id: int) -> ConversationPage:
@@ -107,7 +108,7 @@ def conversation(pool: Pool, completion_id: int) -> ConversationPage:
         shown = ids[:MOST_TURNS]
         rows = {row.id: row for row in connection.execute(_turns(shown))}
         before = ids[MOST_TURNS] if len(ids) > MOST_TURNS else None
-        instruction = _instruction(connection, rows[completion_id].attempt_id) if before is None else None
+        instruction = _instruction(connection, rows[shown[-1]]) if before is None else None
     return ConversationPage([_turn(rows[id]) for id in reversed(shown)], before, instruction)
 
 
@@ -184,13 +185,16 @@ def _cut(value: Any) -> CutText:
     return CutText(text[:MOST_TEXT], len(text))
 
 
-def _instruction(connection: Connection, attempt_id: int) -> str | None:
+def _instruction(connection: Connection, root: Row[Any]) -> str | None:
+    """Return the task's instruction; None where the root belongs to no rollout, or not to the main work."""
+    if label_of(connection, root) not in ("main", None):
+        return None
     query = (
         select(tasks.c.spec)
         .join_from(attempts, rollouts, rollouts.c.id == attempts.c.rollout_id)
         .join(groups, groups.c.id == rollouts.c.group_id)
         .join(tasks, tasks.c.id == groups.c.task_id)
-        .where(attempts.c.id == attempt_id)
+        .where(attempts.c.id == root.attempt_id)
     )
     spec = connection.scalar(query)
     return None if spec is None else str(spec.get("instruction", ""))[:MOST_TEXT]
