@@ -16,7 +16,7 @@ const VIEWS = [
   ["messages", "messages"],
   ["tokens", "tokens"],
   ["events", "events"],
-  ["log", "log"],
+  ["log", "agent's output"],
 ];
 const SHOWN_BY = {
   messages: (box, call, select, attempt, params, signal) => conversationOf(box, call, select, signal),
@@ -149,7 +149,7 @@ export async function attemptView(box, attempt, params, signal) {
       ["p", "previous call", step(-1)],
       ["t", "messages or tokens", turn("tokens")],
       ["e", "messages or events", turn("events")],
-      ["l", "messages or log", turn("log")],
+      ["l", "messages or the agent's output", turn("log")],
     ],
     signal,
   );

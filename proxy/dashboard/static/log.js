@@ -48,7 +48,11 @@ export async function logOf(box, attempt, signal) {
   };
   offer();
   box.append(
-    h("p.quiet", {}, `${first.file}, ${bytes(first.total)}; control characters are shown as signs`),
+    h(
+      "p.quiet",
+      {},
+      `what the agent had printed when it ended: ${first.file}, ${bytes(first.total)}; control characters are shown as signs`,
+    ),
     before,
     text,
     after,

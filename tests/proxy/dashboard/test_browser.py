@@ -81,6 +81,23 @@ def test_a_conversation_begins_with_what_is_known_of_its_first_request(home: tup
         assert links == ["its tokens"]
 
 
+def test_what_an_agent_printed_is_called_its_output(home: tuple[Path, Story, Pool]) -> None:
+    """The harness keeps it when the agent has ended; until then the page says so."""
+    file, told, pool = home
+    where = {"pool": pool.url, "name": "train"}
+    (file.parent / "whereabouts.json").write_bytes(msgspec.json.encode(where))
+    (file.parent / "logs").mkdir()
+    (file.parent / "logs" / f"attempt-{told.attempt}.log").write_text("I mend it.\n")
+    [running, _] = group_view(pool, told.open_group).members
+    pages = [f"/rollout/{told.rollouts[0]}?view=log", f"/rollout/{running.rollout_id}?view=log"]
+    with served(file) as address, owned(pool, find_run(pool, "train")):
+        seen = walk(address, "look", pages=pages, inside=["[role=tab][aria-selected=true]", ".pane"])
+    for page, text in zip(seen, ("I mend it.", "the agent's output comes when the agent has ended"), strict=True):
+        demand_clean(page)
+        assert page["inside"]["[role=tab][aria-selected=true]"] == ["agent's output"]
+        assert text in page["inside"][".pane"][0] and "view=log" in page["url"]
+
+
 def test_advice_of_the_monitor_does_not_look_like_an_alarm(home: tuple[Path, Story, Pool]) -> None:
     with served(home[0]) as address:
         runs, run, behaviour = walk(address, "look", pages=["/", "/run/train", "/behaviour/train"])

@@ -8,7 +8,10 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from proxy.pool.browse.attempts.logs import BLOCK, PIECE
+from proxy.pool.browse.groups import group_view
+from proxy.pool.browse.rollout import rollout_view
 from proxy.pool.database import Pool, insert_row, open_pool
+from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.runs import find_run, note_directory
 from proxy.pool.schema import attempts
 from proxy.pool.training.evaluations import open_evaluation
@@ -55,9 +58,29 @@ async def test_a_log_beside_the_pool_is_read_in_pieces(visit: Visit, tmp_path: P
     place = await visitor.ask(f"attempts/{told.attempt}/log", offset=begins[2])
     assert place["blocks"][0] == first["blocks"][2] and place["offset"] == begins[2]
     other = await visitor.ask(f"attempts/{told.attempt + 1}/log")
-    assert "has no log of this attempt" in other["missing"]
+    assert "has no output of this attempt" in other["missing"]
     session = await visitor.ask(f"attempts/{told.session}/log")
-    assert session["missing"].startswith("a session has no log")
+    assert "a session's agent" in session["missing"]
+    pool.close()
+
+
+async def test_the_output_of_an_agent_that_still_works_is_said_to_come(visit: Visit, tmp_path: Path) -> None:
+    pool = open_pool(str(tmp_path / "pool.db"))
+    told = story(pool)
+    [open_one, _] = group_view(pool, told.open_group).members
+    attempt = rollout_view(pool, open_one.rollout_id).shown
+    visitor = await visit(pool.url)
+    comes = "the agent's output comes when the agent has ended"
+    with owned(pool, find_run(pool, "train")):
+        assert "not on this machine" in (await visitor.ask(f"attempts/{attempt}/log"))["missing"]
+        (tmp_path / "whereabouts.json").write_bytes(msgspec.json.encode({"pool": pool.url, "name": "train"}))
+        assert (await visitor.ask(f"attempts/{attempt}/log"))["missing"] == comes
+        assert "was cut off" in (await visitor.ask(f"attempts/{told.attempt}/log"))["missing"]
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / f"attempt-{attempt}.log").write_text("done")  # its verifier still works
+        assert text_of(await visitor.ask(f"attempts/{attempt}/log")) == "done"
+        (tmp_path / "logs" / f"attempt-{attempt}.log").unlink()
+    assert "was cut off" in (await visitor.ask(f"attempts/{attempt}/log"))["missing"]
     pool.close()
 
 
@@ -100,5 +123,5 @@ async def test_a_log_that_is_no_file_of_the_directory_is_not_shown(visit: Visit,
     assert text_of(await visitor.ask(f"attempts/{told.attempt}/log")) == "a secret"
     plant(log, kind)
     shown = await visitor.ask(f"attempts/{told.attempt}/log")
-    assert shown["blocks"] == [] and "has no log of this attempt" in shown["missing"]
+    assert shown["blocks"] == [] and "has no output of this attempt" in shown["missing"]
     pool.close()

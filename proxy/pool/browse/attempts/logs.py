@@ -1,4 +1,7 @@
-"""The log of an attempt's agent, in the run's directory. Where that is elsewhere, there is no log here."""
+"""The log of an attempt: what its agent printed, in the run's directory. Where that is elsewhere, there is no log here.
+
+The harness writes it when the agent has ended. Left out: what the sandbox itself did.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +15,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool, UserError
 from proxy.pool.input_files import open_input
+from proxy.pool.processes.owners import attended
 from proxy.pool.schema import attempts, runs
 from proxy.pool.training.evaluations import what_it_evaluates
 
@@ -48,21 +52,26 @@ def log_piece(pool: Pool, attempt_id: int, offset: int | None = None, until: int
 
     NotInPool when there is no such attempt.
     """
-    query = select(attempts.c.id, runs.c.name, runs.c.config).outerjoin(runs, runs.c.id == attempts.c.run_id)
+    query = select(attempts.c.closed_at, attempts.c.run_id, runs.c.name, runs.c.config)
+    query = query.outerjoin(runs, runs.c.id == attempts.c.run_id)
     with snapshot(pool) as connection:
         row = connection.execute(query.where(attempts.c.id == attempt_id)).one_or_none()
         if row is None:
             raise NotInPool(f"the pool has no attempt {attempt_id}; the pages of its rollouts list those that it has")
         if row.name is None:
-            return _none("a session has no log here: the agent ran on its own")
+            return _none("the output of a session's agent is not kept: it ran on its own")
+        live = row.closed_at is None and attended(connection, pool, row.run_id)
     of = what_it_evaluates(row.config)  # an evaluation has its logs where those of its training run are
     directories = run_directories(pool, row.name if of is None else of.run)
     for directory in directories:
         file = directory / "logs" / f"attempt-{attempt_id}.log"
         with suppress(OSError, UserError):
             return _piece(file, offset, until)
+    if directories and live:
+        return _none("the agent's output comes when the agent has ended")
     if directories:
-        return _none(f"{directories[0]}/logs has no log of this attempt: it has not ended, or the file was deleted")
+        why = "its agent did not start, or was cut off, or the file was deleted"
+        return _none(f"{directories[0]}/logs has no output of this attempt: {why}")
     return _none("the directory of the run is not on this machine, and no directory beside its pool is the run's")
 
 
