@@ -7,6 +7,9 @@ import { num, seconds } from "./format.js";
 import { badge, inPool, more } from "./parts.js";
 
 const FOLDED = 1200; // characters of a text that is folded
+const MOST_FIRST = 160; // characters of a tool call's first line
+const OPEN_CALL = 300; // characters of a tool call's arguments that are open at first
+const OPEN_LINES = 12; // lines of such arguments; a text with more may scroll, so the keyboard reaches it
 
 export async function conversationOf(box, completion, select, signal) {
   const list = h("ol.turns");
@@ -143,22 +146,33 @@ function wholeReply(turn, signal) {
 }
 
 function callOf(call) {
+  const written = pretty(call.arguments.text);
+  const [first] = written.trim().split("\n", 1);
+  const whole = first.length === written.trim().length && first.length <= MOST_FIRST;
   return h(
-    "div.use",
-    {},
-    h("p.name", {}, h("b", {}, call.tool), call.fault ? [" ", badge(call.fault, "bad")] : null),
-    text(pretty(call.arguments.text), call.arguments.size - call.arguments.text.length, false, "code"),
+    "details.use",
+    { open: call.arguments.size <= OPEN_CALL && !scrolls(written) },
+    h(
+      "summary",
+      {},
+      h("b", {}, call.tool),
+      call.fault ? [" ", badge(call.fault, "bad")] : null,
+      " ",
+      h("span.short", {}, `${first.slice(0, MOST_FIRST)}${whole ? "" : "…"} `),
+      h("span.quiet", {}, `${num(call.arguments.size)} characters`),
+    ),
+    text(written, call.arguments.size - call.arguments.text.length, true, "code"),
   );
 }
 
 function resultOf(result) {
   const left = result.size - result.head.length - result.tail.length;
   const body = [
-    h("pre.text", {}, result.head),
+    pre(result.head),
     left > 0
       ? h("p.gap", {}, `${num(left)} characters in between are not kept; the tokens of the next prompt have them`)
       : null,
-    result.tail ? h("pre.text", {}, result.tail) : null,
+    result.tail ? pre(result.tail) : null,
   ];
   return h(
     `li.${result.spoken ? "user" : "tool"}`,
@@ -182,7 +196,7 @@ function resultOf(result) {
 
 // cut: how many further characters the text has
 function text(value, cut, always = false, kind = "") {
-  const body = h(`pre.text${kind ? `.${kind}` : ""}`, {}, value);
+  const body = pre(value, kind);
   const rest = cut > 0 ? h("p.gap", {}, `${num(cut)} further characters are not shown here`) : null;
   if (always || value.length <= FOLDED) return [body, rest];
   return h(
@@ -197,6 +211,15 @@ function text(value, cut, always = false, kind = "") {
     body,
     rest,
   );
+}
+
+function pre(value, kind = "") {
+  const tabindex = value.length > FOLDED || scrolls(value) ? "0" : null;
+  return h(`pre.text${kind ? `.${kind}` : ""}`, { tabindex }, value);
+}
+
+function scrolls(value) {
+  return value.split("\n", OPEN_LINES + 1).length > OPEN_LINES;
 }
 
 function pretty(written) {

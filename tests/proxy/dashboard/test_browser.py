@@ -29,7 +29,7 @@ from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
 from tests.pool.make import publish_next
 from tests.proxy.dashboard.browser import EVERY_LOOK, WALK, axe, demand_clean, python, served, wait_for_index, walk
-from tests.proxy.dashboard.make import HOSTILE, TASK, Story, metrics, story
+from tests.proxy.dashboard.make import HOSTILE, TASK, Story, Work, metrics, story, tool
 from tests.proxy.dashboard.test_plans import filled
 
 
@@ -96,6 +96,25 @@ def test_what_an_agent_printed_is_called_its_output(home: tuple[Path, Story, Poo
         demand_clean(page)
         assert page["inside"]["[role=tab][aria-selected=true]"] == ["agent's output"]
         assert text in page["inside"][".pane"][0] and "view=log" in page["url"]
+
+
+def test_tool_calls_are_folded_and_keys_open_them(home: tuple[Path, Story, Pool]) -> None:
+    file, told, pool = home
+    long = "\n".join(f"line {number}" for number in range(100))
+    calls = [
+        tool("bash", {"command": "make test"}),
+        tool("write", {"path": "a.py", "text": long}, "c2"),
+        tool("<b>bold</b>", {"command": "\n" * 20 + HOSTILE[0]}, "c3"),
+    ]
+    call = Work(pool, told.session).call({"content": "", "tool_calls": calls}, after=None, ordinal=1)
+    with served(file) as address:
+        seen = walk(address, "folds", where=f"/attempt/{told.session}?call={call}", axe=axe())
+    short, written, hostile = seen["first"]
+    assert short[0] and short[1] == "bash 24 characters" and "make test" in short[2]
+    assert not written[0] and written[1].startswith("write path: a.py…") and "line 50" not in written[2]
+    assert not hostile[0] and hostile[1].startswith(f"<b>bold</b> {HOSTILE[0]}") and seen["scripts"] == 0
+    assert [each[0] for each in seen["then"]] == [False, True, True] and "line 99" in seen["then"][1][2]
+    assert seen["then"][0][1].startswith("bash make test") and seen["troubles"] == [] and seen["axe"] == []
 
 
 def test_advice_of_the_monitor_does_not_look_like_an_alarm(home: tuple[Path, Story, Pool]) -> None:

@@ -95,15 +95,20 @@ def look(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
             }  # fmt: skip
             if axe:
                 page.evaluate(axe)
-                found = page.evaluate("axe.run({resultTypes: ['violations']})")
-                entry["axe"] = [
-                    f"{each['id']}: {each['nodes'][0]['html'][:200]}"
-                    for each in found["violations"]
-                    if each["impact"] in ("serious", "critical")
-                ]
+                entry["axe"] = serious(page)
             seen.append(entry)
         context.close()
     return seen
+
+
+def serious(page: Page) -> list[str]:
+    """What axe-core, which the page has, finds and calls serious."""
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {each['nodes'][0]['html'][:200]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
 
 
 def reach(page: Page, key: str, selector: str) -> None:
@@ -315,6 +320,27 @@ def names(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
+def folds(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """The tool calls of a page as they are drawn, then after keys alone have opened or closed each."""
+    context = opened(browser, task)
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    go(page, task, task["where"])
+    uses = page.locator("details.use")
+    drawn = "found => found.map(each => [each.open, each.firstChild.innerText, each.innerText])"
+    seen = {"first": uses.evaluate_all(drawn), "scripts": page.locator("#page script, #page img").count()}
+    for number in range(uses.count()):
+        reach(page, "Tab", f".turns .own > details:nth-of-type({number + 1}) > summary")
+        page.keyboard.press("Enter")
+    seen |= {"then": uses.evaluate_all(drawn), "troubles": watch.troubles}
+    if task.get("axe"):
+        page.evaluate(Path(task["axe"]).read_text())
+        seen["axe"] = serious(page)
+    context.close()
+    return seen
+
+
 def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
     for file, (where, size, dark, height, clicks) in task["pictures"].items():
@@ -334,7 +360,8 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
-    "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "names": names, "pictures": pictures
+    "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "names": names, "folds": folds,
+    "pictures": pictures,
 }  # fmt: skip
 
 if __name__ == "__main__":
