@@ -223,7 +223,9 @@ def _attempt(pool: Pool, rollout_id: int) -> Work:
             (result("make: *** No rule to make target 'test'.  Stop.", error=True),),
             label="main",
         )
-    work.call({"content": HOSTILE[3]}, (result(HOSTILE[3]), result(HOSTILE[2], "c2")), label="main")
+    shown = (HOSTILE[3], HOSTILE[2], HOSTILE[0], HOSTILE[1])
+    results = tuple(result(text, f"c{number}") for number, text in enumerate(shown, 1))
+    work.call({"content": HOSTILE[3]}, results, label="main")
     work.call({"content": "a title"}, after=None, label="side")
     work.call({"content": "I am a sub-agent. " + HOSTILE[1]}, after=None, label="subagent")
     work.call({"content": "Another branch."}, after=first, label="main", finish_reason="length")
@@ -248,6 +250,15 @@ def _finish(
         attempt_id=work.attempt_id, reward=reward, failure=failure, detail=detail, reward_parts=parts
     )  # fmt: skip
     finish_rollout(pool, rollout_id, outcome)
+
+
+def hostile_log(file: Path, attempt: int) -> int:
+    """Write what an attempt's agent printed, beside a pool: markup, escapes, no UTF-8, a line of 1 MB. Its bytes."""
+    (file.parent / "logs").mkdir()
+    (file.parent / "whereabouts.json").write_text(json.dumps({"pool": f"sqlite:///{file}", "name": "train"}))
+    log = file.parent / "logs" / f"attempt-{attempt}.log"
+    lines = (HOSTILE[0].encode(), HOSTILE[1].encode(), b"bad \xff\xfe bytes", HOSTILE[3].encode(), b"the \xff end")
+    return log.write_bytes(b"\n".join(lines))
 
 
 def many_calls(pool: Pool, attempt_id: int, count: int) -> None:

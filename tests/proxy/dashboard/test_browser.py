@@ -29,7 +29,7 @@ from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
 from tests.pool.make import publish_next
 from tests.proxy.dashboard.browser import EVERY_LOOK, WALK, axe, demand_clean, python, served, wait_for_index, walk
-from tests.proxy.dashboard.make import HOSTILE, TASK, Story, Work, metrics, story, tool
+from tests.proxy.dashboard.make import HOSTILE, TASK, Story, Work, hostile_log, metrics, story, tool
 from tests.proxy.dashboard.test_plans import filled
 
 
@@ -66,6 +66,20 @@ def test_a_rollout_of_hostile_texts_is_shown_as_text(home: tuple[Path, Story, Po
     demand_clean(seen)
     assert HOSTILE[0] in seen["text"] and "<b>the parser</b>" in seen["text"]
     assert "⟨U+202E⟩" in seen["text"] and "\u202e" not in seen["text"]
+
+
+def test_hostile_results_and_a_hostile_log_are_shown_as_text(home: tuple[Path, Story, Pool]) -> None:
+    file, told, _ = home
+    size = hostile_log(file, told.attempt)
+    with served(file) as address:
+        seen = walk(address, "hostile", rollout=f"/rollout/{told.rollouts[0]}?call={told.calls[4]}")
+    *_, script, signs = seen["results"]
+    escaped = HOSTILE[1].translate({0x1B: "␛", 0x07: "␇", 0x202E: "⟨U+202E⟩", 0x202C: "⟨U+202C⟩"})
+    assert script == HOSTILE[0] and signs == escaped and "␛[31mred␛[0m" in escaped
+    assert seen["begins"].startswith(f"{HOSTILE[0]}\n{escaped}\nbad \ufffd\ufffd bytes\nxxx")
+    assert seen["ends"].endswith("xxx\nthe \ufffd end") and min(seen["sizes"]) > 99_000 and size > 1_000_000
+    assert seen["made"] == [0, 0] and "owned" not in seen["title"] and not seen["wide"]
+    assert seen["troubles"] == [] and seen["elsewhere"] == [] and "view=events" in seen["url"]
 
 
 def test_a_conversation_begins_with_what_is_known_of_its_first_request(home: tuple[Path, Story, Pool]) -> None:

@@ -52,7 +52,7 @@ def found(index: sqlite3.Connection, **wanted: Any) -> list[int | None]:
 
 def test_words_of_replies_calls_and_results_are_found(index: sqlite3.Connection, told: Story) -> None:
     assert found(index, words="sub-agent") == [told.calls[6]]
-    assert found(index, words="document title owned") == [told.calls[0]]
+    assert found(index, words="document title owned") == [told.calls[4], told.calls[0]]
     assert found(index, words='"no rule to make target"') == told.calls[1:4][::-1]
     assert found(index, words="rul* target") == told.calls[1:4][::-1] and found(index, words="rul target") == []
     assert found(index, words="target rule", run_id=told.run_id + 1) == []

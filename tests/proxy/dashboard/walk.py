@@ -28,6 +28,7 @@ IN_SIGHT = """() => {
     return document.elementFromPoint(pane.left + 40, edge + 20).closest('[data-at]').dataset.at;
 }"""
 """Finds the lines of a log below the edge, by their place in it."""
+TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 LOUD = "#page .alarms, #page .badge.bad, #page tr:has(td.alarm)"
 """What is shown in red: alarms, bad states, and rules that were in alarm in some step."""
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
@@ -86,7 +87,7 @@ def look(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
             entry = {
                 "page": where, "size": size, "dark": dark, "title": page.title(), "troubles": list(watch.troubles),
                 "elsewhere": list(watch.elsewhere), "url": page.url,
-                "too_wide": page.evaluate("document.documentElement.scrollWidth > innerWidth"),
+                "too_wide": page.evaluate(TOO_WIDE),
                 "alerts": page.locator("#page [role=alert]").all_inner_texts(),
                 "scripts": page.evaluate("document.querySelectorAll('#page script, #page img, #page iframe').length"),
                 "text": page.locator("#page").inner_text()[:20_000],
@@ -341,6 +342,32 @@ def folds(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
+def hostile(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """Results of tools, the end of what an agent printed and its beginning; then go on by a key."""
+    context = opened(browser, task)
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    go(page, task, task["rollout"])
+    seen: dict[str, Any] = {"results": page.locator(".turns > .tool pre").all_text_contents()}
+    made = "() => document.querySelectorAll('#page :is(script, img, iframe, b b)').length"
+    seen["made"] = [page.evaluate(made)]
+    go(page, task, f"{task['rollout']}&view=log")
+    page.get_by_role("button", name="earlier").click()
+    page.wait_for_function("() => document.querySelectorAll('.log span').length > 2", timeout=SECONDS)
+    ends = page.locator(".log").text_content() or ""
+    go(page, task, f"{task['rollout']}&view=log&log=0")
+    begins = page.locator(".log").text_content() or ""
+    seen |= {"begins": begins[:400], "ends": ends[-200:], "sizes": [len(begins), len(ends)]}
+    seen["wide"] = page.evaluate(TOO_WIDE)
+    seen["made"].append(page.evaluate(made))
+    page.keyboard.press("e")
+    page.wait_for_selector(".events li", timeout=SECONDS)
+    seen |= {"title": page.title(), "troubles": watch.troubles, "elsewhere": watch.elsewhere, "url": page.url}
+    context.close()
+    return seen
+
+
 def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
     for file, (where, size, dark, height, clicks) in task["pictures"].items():
@@ -361,6 +388,7 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
     "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "names": names, "folds": folds,
+    "hostile": hostile, 
     "pictures": pictures,
 }  # fmt: skip
 
