@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
+from proxy.dashboard.access import REFUSED
 from proxy.pool.browse.groups import group_view
 from proxy.pool.browse.runs import PAGE
 from proxy.pool.browse.sessions import sessions_page
@@ -80,6 +81,17 @@ def test_hostile_results_and_a_hostile_log_are_shown_as_text(home: tuple[Path, S
     assert seen["ends"].endswith("xxx\nthe \ufffd end") and min(seen["sizes"]) > 99_000 and size > 1_000_000
     assert seen["made"] == [0, 0] and "owned" not in seen["title"] and not seen["wide"]
     assert seen["troubles"] == [] and seen["elsewhere"] == [] and "view=events" in seen["url"]
+
+
+def test_a_browser_without_the_token_gets_one_sentence(home: tuple[Path, Story, Pool]) -> None:
+    file, told, _ = home
+    paths = ("", "#/run/train", f"#/rollout/{told.rollouts[0]}", "?token=", "?token=x", "index.html", "app.js")
+    with served(file) as address:
+        seen = walk(address, "stranger", pages=[*paths, "api/runs", f"api/rollouts/{told.rollouts[0]}"])
+    for page in seen:
+        assert page["status"] == 401 and page["text"].strip() == REFUSED.strip()
+        assert page["type"].startswith("text/plain") and page["elements"] == 0 and page["title"] == ""
+        assert page["cookies"] == [] and page["asked"] == ["document"]
 
 
 def test_a_conversation_begins_with_what_is_known_of_its_first_request(home: tuple[Path, Story, Pool]) -> None:

@@ -368,6 +368,27 @@ def hostile(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
+def stranger(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """Open addresses as somebody without the token, each with nothing from before."""
+    seen = []
+    for where in task["pages"]:
+        context = opened(browser, task)
+        page = context.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request, asked=asked: asked.append(request.resource_type))
+        answer = page.goto("{0.scheme}://{0.netloc}/".format(urlsplit(task["address"])) + where)
+        page.wait_for_timeout(500)
+        assert answer is not None
+        entry = {
+            "status": answer.status, "text": page.locator("body").inner_text(), "asked": asked,
+            "type": answer.header_value("content-type"), "cookies": context.cookies(), "title": page.title(),
+            "elements": page.evaluate("document.querySelectorAll('script, link, img, style, a, [id]').length"),
+        }  # fmt: skip
+        seen.append(entry)
+        context.close()
+    return seen
+
+
 def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
     for file, (where, size, dark, height, clicks) in task["pictures"].items():
@@ -388,7 +409,7 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
     "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "names": names, "folds": folds,
-    "hostile": hostile, 
+    "hostile": hostile, "stranger": stranger,
     "pictures": pictures,
 }  # fmt: skip
 
