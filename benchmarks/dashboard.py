@@ -43,7 +43,7 @@ EVALUATED = 300
 """Rollouts of the run's evaluation, half of them at trained tasks."""
 RUN_PAGE = ("", "/curves", "/rewards", "/evaluations", "/queue", "/account", "/groups")
 """What the page of a run asks of its run."""
-CURVES = "reward_mean,entropy,seconds/wait,seconds/train,staleness_tokens"
+CURVES = "names=reward_mean&names=entropy&names=seconds/wait&names=seconds/train&names=staleness_tokens"
 """Those of METRICS that its charts show."""
 METRICS = {
     "reward_mean": 0.5,
@@ -145,7 +145,7 @@ def first_page(visitor: Visitor) -> None:
 
 def run_page(visitor: Visitor) -> None:
     for path in RUN_PAGE:
-        visitor.ask(f"runs/{RUN}{path}" + (f"?names={CURVES}" if path == "/curves" else ""))
+        visitor.ask(f"runs/{RUN}{path}" + (f"?{CURVES}" if path == "/curves" else ""))
 
 
 def rollout_page(visitor: Visitor, rollout: int) -> None:

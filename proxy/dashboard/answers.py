@@ -61,8 +61,3 @@ def chosen(given: Mapping[str, str], name: str) -> str | None:
     if text is not None and len(text) > MOST_TEXT:
         raise UserError(f"{name} has {len(text)} characters, and {MOST_TEXT} is the limit")
     return text or None
-
-
-def listed(given: Mapping[str, str], name: str) -> list[str]:
-    """Return the texts, between commas, of a request's parameter."""
-    return [part for part in given.get(name, "").split(",") if part]

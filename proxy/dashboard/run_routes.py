@@ -4,7 +4,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.dashboard.answers import answer, chosen, listed, number, required
+from proxy.dashboard.answers import answer, chosen, number, required
 from proxy.dashboard.reader import Read
 from proxy.pool.browse.evaluated import evaluation_matrix
 from proxy.pool.browse.groups import group_view, groups_page
@@ -72,9 +72,8 @@ class RunRoutes:
         """Answer with metrics of a run, at evenly spread steps where there are too many."""
         given = request.query
         bounds = (number(given, "first"), number(given, "last"), number(given, "points", MOST_POINTS))
-        return answer(
-            await self._read(_curves_of, self._pool, request.match_info["run"], listed(given, "names"), *bounds)
-        )
+        names = [name for name in given.getall("names", []) if name]
+        return answer(await self._read(_curves_of, self._pool, request.match_info["run"], names, *bounds))
 
     async def _rewards(self, request: web.Request) -> web.Response:
         """Answer with the points of a run's evaluations."""

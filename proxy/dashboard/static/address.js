@@ -6,20 +6,27 @@ export function here() {
   return { parts, params: new URLSearchParams(query || "") };
 }
 
-export function link(parts, params = {}) {
-  const query = new URLSearchParams();
+// A list stands as often as it has entries: names of metrics and runs may hold any sign.
+export function query(params) {
+  const made = new URLSearchParams();
   for (const [key, value] of Object.entries(params)) {
-    if (value !== undefined && value !== null && value !== "") query.set(key, String(value));
+    for (const each of [value].flat()) {
+      if (each !== undefined && each !== null && each !== "") made.append(key, String(each));
+    }
   }
-  const text = query.toString();
+  return made.toString();
+}
+
+export function link(parts, params = {}) {
+  const text = query(params);
   return `#/${parts.map((part) => encodeURIComponent(part)).join("/")}${text ? `?${text}` : ""}`;
 }
 
 // Changes what the present page shows, without a step in the history.
 export function remember(changes) {
   const { parts, params } = here();
-  const merged = Object.fromEntries(params);
-  const target = link(parts, { ...merged, ...changes });
+  const present = Object.fromEntries([...params.keys()].map((key) => [key, params.getAll(key)]));
+  const target = link(parts, { ...present, ...changes });
   if (target !== location.hash) history.replaceState(null, "", target);
 }
 

@@ -1,11 +1,9 @@
 // Asks the dashboard's own server, and listens to what changes in the pool.
 
+import { query } from "./address.js";
+
 export async function ask(path, params = {}, signal = undefined) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(params)) {
-    if (value !== undefined && value !== null && value !== "") query.set(name, String(value));
-  }
-  const text = query.toString();
+  const text = query(params);
   const response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal, credentials: "same-origin" });
   if (response.status === 401) throw new Error("This address has ended: open the one that `proxy dashboard` printed.");
   const body = await response.json();

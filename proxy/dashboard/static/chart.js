@@ -21,7 +21,7 @@ export function chart({ title, steps, series, marks = [], onrange = null, sync =
   box.append(h("figcaption", {}, h("span.title", { title: hint || null }, title), readout), plotted, legend);
   const known = series.filter((each) => each.values.some((value) => value !== null));
   if (!steps.length || (!known.length && !marks.some((each) => each.points.length))) {
-    clear(plotted, h("p.none", {}, steps.length ? "no step has this figure" : "no step is published yet"));
+    clear(plotted, h("p.none", {}, steps.length ? "no step has a number of this name" : "no step is published yet"));
     return { box, end() {} };
   }
   const all = [...known, ...marks.map((each) => ({ ...each, dots: true, values: placed(steps, each.points) }))];

@@ -2,8 +2,9 @@
 
 import { h, clear, trouble } from "./dom.js";
 import { ask, name as part } from "./api.js";
-import { here, remember } from "./address.js";
+import { remember } from "./address.js";
 import { chart } from "./chart.js";
+import { figuresOf } from "./figures.js";
 import { NOTHING, num } from "./format.js";
 import { runChoice } from "./runname.js";
 
@@ -49,14 +50,20 @@ const CHARTS = [
 ];
 // the charts that show evaluations, by what these are apart
 const EVALUATED = { reward: "all", "reward by domain": "domain", "reward by agent": "agent" };
+const STALENESS = "staleness_tokens";
+// metrics that count values: title, what is counted
+const HISTOGRAMS = {
+  staleness_tokens: ["staleness", "steps between the weights that sampled a trained token and those it updates"],
+  staleness_groups: ["staleness of groups", "the same steps, of whole groups: a group is as old as its oldest token"],
+};
 const MOST = 8;
 
 export async function curvesOf(box, whole, params, signal) {
   let charts = [];
   let known = whole.metrics;
   const own = whole.run.name;
-  let extra = list(params.get("metrics"));
-  let others = list(params.get("with"));
+  let extra = params.getAll("metrics");
+  let others = params.getAll("with");
   let range = [params.get("first"), params.get("last")];
   const tools = h("p.tools");
   const grid = h("div.charts");
@@ -102,7 +109,7 @@ export async function curvesOf(box, whole, params, signal) {
   }
 
   async function draw() {
-    remember({ metrics: extra.join(","), with: others.join(","), first: range[0], last: range[1] });
+    remember({ metrics: extra, with: others, first: range[0], last: range[1] });
     clear(
       names,
       known.map((each) => h("option", { value: each })),
@@ -129,11 +136,12 @@ export async function curvesOf(box, whole, params, signal) {
       ...CHARTS.map(([title, wanted, hint]) => [title, expanded(wanted, known), hint]),
       ...extra.map((each) => [each, expanded([each], known, true), "", true]),
     ];
-    const wanted = [...new Set(rows.flatMap(([, each]) => each))];
+    const wanted = [...new Set([...rows.flatMap(([, each]) => each), STALENESS])];
+    const bounds = { first: range[0], last: range[1] };
     const runs = [own, ...others];
     try {
       const [got, beside] = await Promise.all([
-        Promise.all(runs.map((each) => fetched(each, wanted, range, signal))),
+        Promise.all(runs.map((each) => figuresOf(each, wanted, bounds, signal))),
         Promise.all(runs.map((each) => ask(`runs/${part(each)}/rewards`, {}, signal))),
       ]);
       for (const each of charts) each.end();
@@ -154,17 +162,20 @@ export async function curvesOf(box, whole, params, signal) {
       for (const [title, metrics, hint, mine] of rows) {
         const marks = dots(EVALUATED[title]);
         if (!metrics.length && !marks.length && !mine) continue;
-        const drawn = chart({
-          title,
-          hint,
-          steps: merged(got),
-          series: seriesOf(metrics, got, runs),
-          marks,
-          onrange: (from, to) => {
-            range = [from, to];
-            draw();
-          },
-        });
+        const counted = histogramOf(first, title, runs);
+        const drawn = counted
+          ? { box: counted, end() {} }
+          : chart({
+              title,
+              hint,
+              steps: merged(got),
+              series: seriesOf(metrics, got, runs),
+              marks,
+              onrange: (from, to) => {
+                range = [from, to];
+                draw();
+              },
+            });
         if (mine)
           drawn.box.querySelector("figcaption").append(
             h(
@@ -183,7 +194,7 @@ export async function curvesOf(box, whole, params, signal) {
         charts.push(drawn);
         grid.append(drawn.box);
       }
-      clear(heat, staleness(first));
+      clear(heat, histogramOf(first, STALENESS, runs));
     } catch (error) {
       if (error.name !== "AbortError") clear(note, trouble(error));
     }
@@ -199,10 +210,6 @@ export async function curvesOf(box, whole, params, signal) {
   };
 }
 
-function list(text) {
-  return (text || "").split(",").filter(Boolean);
-}
-
 function expanded(wanted, known, asked = false) {
   return wanted.flatMap((each) =>
     each.endsWith("/")
@@ -211,20 +218,6 @@ function expanded(wanted, known, asked = false) {
         ? [each]
         : [],
   );
-}
-
-async function fetched(run, names, [first, last], signal) {
-  const all = { steps: [], values: {}, histograms: {} };
-  for (let at = 0; at === 0 || at < names.length; at += 60) {
-    const some = names.slice(at, at + 60).join(",") + (at === 0 ? ",staleness_tokens" : "");
-    const page = await ask(`runs/${part(run)}/curves`, { names: some, first, last }, signal);
-    Object.assign(all, {
-      ...page,
-      values: { ...all.values, ...page.values },
-      histograms: { ...all.histograms, ...page.histograms },
-    });
-  }
-  return all;
 }
 
 function merged(got) {
@@ -256,18 +249,12 @@ function words(first, runs) {
   return runs.length > 1 ? `${shown}${left}; ${runs.join(", ")} by step` : `${shown}${left}`;
 }
 
-// The histogram of staleness over the steps, as shades.
-function staleness(curves) {
-  const histograms = curves.histograms.staleness_tokens || [];
-  const values = [
-    ...new Set(
-      histograms.flatMap((each) =>
-        Object.keys(each)
-          .filter((key) => /^\d+$/.test(key))
-          .map(Number),
-      ),
-    ),
-  ].sort((a, b) => b - a);
+// A histogram over the steps, as shades; null where no step of the page's own run has it.
+function histogramOf(curves, name, runs) {
+  const histograms = curves.histograms[name] || [];
+  const values = [...new Set(histograms.flatMap((each) => Object.keys(each).filter((key) => /^\d+$/.test(key))))]
+    .map(Number)
+    .sort((a, b) => b - a);
   if (!values.length) return null;
   const every = Math.max(1, Math.ceil(histograms.length / 80));
   const columns = histograms.map((each, at) => [curves.steps[at], each]).filter((_, at) => at % every === 0);
@@ -280,24 +267,26 @@ function staleness(curves) {
         const total = Object.values(each).reduce((sum, count) => sum + count, 0);
         const share = total ? (each[value] || 0) / total : 0;
         return h("td", {
-          title: `step ${step}: ${share ? `${(100 * share).toFixed(1)} %` : NOTHING} of the tokens were ${value} steps old`,
+          title: `step ${step}: ${share ? `${(100 * share).toFixed(1)} %` : NOTHING} had ${value}`,
           vars: { "--share": share.toFixed(3) },
         });
       }),
     ),
   );
+  const [title, hint] = HISTOGRAMS[name] || [name, "a histogram by step"];
   return h(
     "figure.heat",
     {},
     h(
       "figcaption",
       {},
-      h("span.title", {}, "staleness"),
-      " steps between the weights that sampled a trained token and those it updates; darker is more",
+      h("span.title", {}, title),
+      ` ${hint}; darker is more`,
+      runs.length > 1 ? `; of ${runs[0]}` : "",
     ),
     h(
       "div.wide",
-      { tabindex: "0", role: "region", "aria-label": "staleness of the trained tokens by step" },
+      { tabindex: "0", role: "region", "aria-label": `${title} by step` },
       h("table", {}, h("tbody", {}, rows)),
     ),
   );

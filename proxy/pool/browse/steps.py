@@ -68,13 +68,17 @@ def of_steps(connection: Connection, run_id: int, wanted: Sequence[int], columns
 
 
 def metric_names(pool: Pool, run_id: int) -> list[str]:
-    """Return the names of the metrics that some steps of a run have, in order: `name`, or `family/key`."""
+    """Return the names of the metrics that some steps of a run have, in order: `name`, or `family/key`.
+
+    Histograms are among them.
+    """
     with snapshot(pool) as connection:
         bounds = step_range(connection, run_id)
         if bounds is None:
             return []
         rows = of_steps(connection, run_id, spread(*bounds, NAMED_STEPS), (train_steps.c.metrics,))
-    return sorted({name for row in rows for name, _ in flat(row.metrics)})
+    counted = {name for row in rows for name in HISTOGRAMS if _histogram(row.metrics.get(name))}
+    return sorted(counted | {name for row in rows for name, _ in flat(row.metrics)})
 
 
 def curves(

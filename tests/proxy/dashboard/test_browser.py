@@ -209,6 +209,34 @@ def test_the_page_of_tokens_says_where_its_tokenizer_is_from(home: tuple[Path, S
     demand_clean(found)
 
 
+def test_any_metric_is_drawn_by_its_name(tmp_path: Path) -> None:
+    pool = open_pool(str(tmp_path / "pool.db"))
+    run = open_run(pool, "one, with a comma", "train", {})
+    other = open_run(pool, "two, with a comma", "train", {})
+    given = {"tool_failure_rate": {"read, then write": 0.5}, "staleness_groups": {"0": 3, "2": 1}}
+    for each in (run, other):
+        for step in (0, 1):
+            publish_next(pool, each.id, Published(step=step, checkpoint="c", hf_dir="h", metrics=given))
+    pool.close()
+    field = "[aria-label='add a metric']"
+    acts = [
+        *(["fill", field, "tool_failure_rate/read, then write"], ["press", field, "Enter"]),
+        *(["fill", field, "staleness_groups"], ["press", field, "Enter"]),
+        *(["fill", field, "left_out_so_far"], ["press", field, "Enter"]),
+        ["reload"],
+    ]
+    page = "/run/one%2C%20with%20a%20comma?with=two%2C+with+a+comma"
+    find = {"legend": ".legend li", "heat": ".charts .heat th", "none": "figure.chart:has(.none) .title"}
+    with served(tmp_path / "pool.db") as address:
+        *_, before, after = walk(address, "act", page=page, acts=acts, find=find)
+    for seen in (before, after):
+        assert [each.strip() for each in seen["legend"]] == [
+            f"read, then write · {name}, with a comma" for name in ("one", "two")
+        ]
+        assert seen["heat"] == ["2", "0"] and seen["none"] == ["left_out_so_far"] and seen["troubles"] == []
+        assert "no step has a number of this name" in seen["text"]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_page_is_clean_in_every_size_and_scheme_and_axe_finds_nothing_serious(

@@ -105,12 +105,27 @@ async def test_a_run_names_its_metrics_rules_and_interventions(visitor: Visitor,
 
 
 async def test_a_curve_has_what_its_steps_have_and_nothing_else(visitor: Visitor) -> None:
-    got = await visitor.ask("runs/train/curves", names="grad_norm,no_such,reward_by_domain/agent,staleness_tokens")
+    names = ["grad_norm", "no_such", "reward_by_domain/agent", "staleness_tokens"]
+    got = await visitor.ask("runs/train/curves", names=names)
     assert got["steps"] == [0, 1, 2, 3] and (got["first"], got["last"], got["left_out"]) == (0, 3, 0)
     assert got["values"]["grad_norm"] == [None, 1.0, None, 1.0] and got["values"]["no_such"] == [None] * 4
     assert got["histograms"]["staleness_tokens"] == [{}, *[{"0": 30.0, "1": 10.0}] * 3]
     some = await visitor.ask("runs/train/curves", names="entropy", first=2, last=3)
     assert some["steps"] == [2, 3] and some["values"]["entropy"] == [0.75, 0.5]
+
+
+async def test_names_of_metrics_hold_commas_and_histograms_are_among_them(
+    visit: Visit, database: str, pool: Pool
+) -> None:
+    run = open_run(pool, "train", "train", {})
+    given = {"tool_failure_rate": {"read, then write": 0.5}, "staleness_groups": {"0": 3, "2": 1}}
+    publish_next(pool, run.id, Published(step=0, checkpoint="c", hf_dir="h", metrics=given))
+    visitor = await visit(database)
+    names = (await visitor.ask("runs/train"))["metrics"]
+    assert names == ["staleness_groups", "tool_failure_rate/read, then write"]
+    got = await visitor.ask("runs/train/curves", names=names)
+    assert got["values"] == {"tool_failure_rate/read, then write": [0.5]}
+    assert got["histograms"] == {"staleness_groups": [{"0": 3.0, "2": 1.0}]}
 
 
 async def test_evaluations_stand_at_the_step_of_the_weights_that_made_them(

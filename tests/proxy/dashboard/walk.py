@@ -389,6 +389,35 @@ def stranger(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
     return seen
 
 
+def act(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """Open a page, then do one thing after another: [what, selector, ...]; say after each what the page shows."""
+    context = opened(browser, task)
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    go(page, task, task["page"])
+    seen = [shown(page, watch, task)]
+    for what, *given in task.get("acts", []):
+        if what == "go":
+            go(page, task, *given)
+        elif what == "reload":
+            page.reload()
+            page.wait_for_selector(READY, timeout=SECONDS)
+        else:
+            selector, *rest = given
+            getattr(page.locator(selector).first, what)(*rest)
+        page.wait_for_timeout(task.get("settle", 700))
+        seen.append(shown(page, watch, task))
+    context.close()
+    return seen
+
+
+def shown(page: Page, watch: Watch, task: dict[str, Any]) -> dict[str, Any]:
+    """What a page shows, with the texts of everything that a selector of the task finds."""
+    found = {name: page.locator(selector).all_inner_texts() for name, selector in task.get("find", {}).items()}
+    return {"url": page.url, "text": page.locator("#page").inner_text(), "troubles": list(watch.troubles), **found}
+
+
 def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
     for file, (where, size, dark, height, clicks) in task["pictures"].items():
@@ -409,7 +438,7 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
     "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "names": names, "folds": folds,
-    "hostile": hostile, "stranger": stranger,
+    "hostile": hostile, "stranger": stranger, "act": act,
     "pictures": pictures,
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ import { h, clear, trouble } from "../dom.js";
 import { ask, name as part } from "../api.js";
 import { link } from "../address.js";
 import { chart } from "../chart.js";
+import { figuresOf } from "../figures.js";
 import { num, percent, seconds, words } from "../format.js";
 import { badge, crumbs, section, table, toRun } from "../parts.js";
 import { runChoice } from "../runname.js";
@@ -59,11 +60,7 @@ export async function behaviour(box, { parts, params, signal }) {
       .filter(([, wanted]) => wanted.length);
     const rules = known.filter((each) => each.startsWith("monitor/")).slice(0, 40);
     const all = [...new Set(rows.flatMap(([, wanted]) => wanted))];
-    const got = { steps: [], values: {} };
-    for (let at = 0; at === 0 || at < all.length; at += 60) {
-      const page = await ask(`runs/${part(own)}/curves`, { names: all.slice(at, at + 60).join(",") }, signal);
-      Object.assign(got, { steps: page.steps, values: { ...got.values, ...page.values } });
-    }
+    const got = await figuresOf(own, all, {}, signal);
     for (const each of charts) each.end();
     charts = rows.map(([title, wanted]) =>
       chart({
@@ -82,7 +79,7 @@ export async function behaviour(box, { parts, params, signal }) {
             "no step of this run has figures of behaviour; the newest rollouts above are added up from the search index",
           ),
     );
-    const states = await ask(`runs/${part(own)}/curves`, { names: rules.join(","), points: 120 }, signal);
+    const states = await figuresOf(own, rules, { points: 120 }, signal);
     clear(monitor, rulesOf(states, rules, whole.rules));
   }
 
