@@ -7,18 +7,21 @@ import { num } from "./format.js";
 export const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6", "--line-7", "--line-8"];
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 const HEIGHT = 170;
+const SPOKEN = 6; // curves that the description of a chart has
 
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// series: [{label, values, run?}] beside `steps`; marks: [{label, points: [[step, value]]}] are drawn as dots.
-export function chart({ title, steps, series, marks = [], onrange = null, sync = "steps", hint = "" }) {
+// series: [{label, values, run?}] beside `steps`; marks: [{label, points: [[step, value]]}] are drawn as dots;
+// note: what is said below the chart.
+export function chart({ title, steps, series, marks = [], onrange = null, sync = "steps", hint = "", note = null }) {
   const box = h("figure.chart");
   const plotted = h("div.plot", { role: "img", "aria-label": summary(title, steps, series) });
   const legend = h("ul.legend");
   const readout = h("span.at", {}, "");
   box.append(h("figcaption", {}, h("span.title", { title: hint || null }, title), readout), plotted, legend);
+  if (note) box.append(h("p.quiet.note-of", {}, note));
   const known = series.filter((each) => each.values.some((value) => value !== null));
   if (!steps.length || (!known.length && !marks.some((each) => each.points.length))) {
     clear(plotted, h("p.none", {}, steps.length ? "no step has a number of this name" : "no step is published yet"));
@@ -130,7 +133,8 @@ function summary(title, steps, series) {
       ? `${each.label}: from ${num(known[0])} to ${num(known[known.length - 1])}`
       : `${each.label}: none`;
   });
-  return `${title}, steps ${steps[0] ?? 0} to ${steps[steps.length - 1] ?? 0}. ${parts.slice(0, 6).join("; ")}`;
+  const left = parts.length > SPOKEN ? `; and ${parts.length - SPOKEN} further curves` : "";
+  return `${title}, steps ${steps[0] ?? 0} to ${steps[steps.length - 1] ?? 0}. ${parts.slice(0, SPOKEN).join("; ")}${left}`;
 }
 
 // A small curve for tables: [[x, value | null]] -> element

@@ -4,7 +4,7 @@ import { h, clear, trouble } from "./dom.js";
 import { ask, name as part } from "./api.js";
 import { remember } from "./address.js";
 import { chart } from "./chart.js";
-import { figuresOf } from "./figures.js";
+import { expanded, figuresOf, notDrawn } from "./figures.js";
 import { NOTHING, num } from "./format.js";
 import { runChoice } from "./runname.js";
 
@@ -56,7 +56,8 @@ const HISTOGRAMS = {
   staleness_tokens: ["staleness", "steps between the weights that sampled a trained token and those it updates"],
   staleness_groups: ["staleness of groups", "the same steps, of whole groups: a group is as old as its oldest token"],
 };
-const MOST = 8;
+const ROWS = 12; // values of a histogram, the smallest ones; the others are added up in one more row
+const COLUMNS = 80;
 
 export async function curvesOf(box, whole, params, signal) {
   let charts = [];
@@ -133,8 +134,8 @@ export async function curvesOf(box, whole, params, signal) {
       ),
     );
     const rows = [
-      ...CHARTS.map(([title, wanted, hint]) => [title, expanded(wanted, known), hint]),
-      ...extra.map((each) => [each, expanded([each], known, true), "", true]),
+      ...CHARTS.map(([title, wanted, hint]) => [title, ...expanded(wanted, known), hint]),
+      ...extra.map((each) => [each, ...asked(each, known), "", true]),
     ];
     const wanted = [...new Set([...rows.flatMap(([, each]) => each), STALENESS])];
     const bounds = { first: range[0], last: range[1] };
@@ -159,7 +160,7 @@ export async function curvesOf(box, whole, params, signal) {
             points: points.map((point) => [point.step, point.reward]).filter(within),
           })),
         );
-      for (const [title, metrics, hint, mine] of rows) {
+      for (const [title, metrics, left, hint, mine] of rows) {
         const marks = dots(EVALUATED[title]);
         if (!metrics.length && !marks.length && !mine) continue;
         const counted = histogramOf(first, title, runs);
@@ -171,6 +172,7 @@ export async function curvesOf(box, whole, params, signal) {
               steps: merged(got),
               series: seriesOf(metrics, got, runs),
               marks,
+              note: left ? `${notDrawn(left)}; any metric by name adds one` : null,
               onrange: (from, to) => {
                 range = [from, to];
                 draw();
@@ -210,14 +212,12 @@ export async function curvesOf(box, whole, params, signal) {
   };
 }
 
-function expanded(wanted, known, asked = false) {
-  return wanted.flatMap((each) =>
-    each.endsWith("/")
-      ? known.filter((name) => name.startsWith(each)).slice(0, MOST)
-      : asked || known.includes(each)
-        ? [each]
-        : [],
-  );
+// The metrics of a name that somebody typed: it may be a family, or in steps that were not looked at for names.
+function asked(name, known) {
+  const family = name.endsWith("/") ? name : `${name}/`;
+  return !known.includes(name) && known.some((each) => each.startsWith(family))
+    ? expanded([family], known)
+    : [[name], 0];
 }
 
 function merged(got) {
@@ -254,20 +254,22 @@ function histogramOf(curves, name, runs) {
   const histograms = curves.histograms[name] || [];
   const values = [...new Set(histograms.flatMap((each) => Object.keys(each).filter((key) => /^\d+$/.test(key))))]
     .map(Number)
-    .sort((a, b) => b - a);
+    .sort((a, b) => a - b);
   if (!values.length) return null;
-  const every = Math.max(1, Math.ceil(histograms.length / 80));
+  const every = Math.max(1, Math.ceil(histograms.length / COLUMNS));
   const columns = histograms.map((each, at) => [curves.steps[at], each]).filter((_, at) => at % every === 0);
-  const rows = values.slice(0, 12).map((value) =>
+  const lines = values.slice(0, ROWS).map((value) => [String(value), [value]]);
+  if (values.length > ROWS) lines.push([`${values[ROWS]} and more`, values.slice(ROWS)]);
+  const rows = lines.reverse().map(([text, counted]) =>
     h(
       "tr",
       {},
-      h("th", { scope: "row" }, String(value)),
+      h("th", { scope: "row" }, text),
       columns.map(([step, each]) => {
         const total = Object.values(each).reduce((sum, count) => sum + count, 0);
-        const share = total ? (each[value] || 0) / total : 0;
+        const share = total ? counted.reduce((sum, value) => sum + (each[value] || 0), 0) / total : 0;
         return h("td", {
-          title: `step ${step}: ${share ? `${(100 * share).toFixed(1)} %` : NOTHING} had ${value}`,
+          title: `step ${step}: ${share ? `${(100 * share).toFixed(1)} %` : NOTHING} had ${text}`,
           vars: { "--share": share.toFixed(3) },
         });
       }),
@@ -283,6 +285,7 @@ function histogramOf(curves, name, runs) {
       h("span.title", {}, title),
       ` ${hint}; darker is more`,
       runs.length > 1 ? `; of ${runs[0]}` : "",
+      every > 1 ? `; one of ${every} drawn steps is shown` : "",
     ),
     h(
       "div.wide",

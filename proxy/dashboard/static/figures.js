@@ -2,6 +2,7 @@
 
 import { ask, name as part } from "./api.js";
 
+const MOST = 8; // curves of a family
 const AT_ONCE = 60; // names of a request
 const LONGEST = 6000; // characters of their names in an address
 
@@ -16,6 +17,22 @@ export async function figuresOf(run, names, given, signal) {
     });
   }
   return all;
+}
+
+// wanted: names; one that ends with / stands for its family. [those that are drawn, how many further ones there are]
+export function expanded(wanted, known) {
+  let left = 0;
+  const drawn = wanted.flatMap((each) => {
+    if (!each.endsWith("/")) return known.includes(each) ? [each] : [];
+    const family = known.filter((name) => name.startsWith(each));
+    left += Math.max(0, family.length - MOST);
+    return family.slice(0, MOST);
+  });
+  return [drawn, left];
+}
+
+export function notDrawn(left, what = "one") {
+  return left === 1 ? `1 further ${what} is not drawn` : `${left} further ${what}s are not drawn`;
 }
 
 function batches(names) {

@@ -237,6 +237,36 @@ def test_any_metric_is_drawn_by_its_name(tmp_path: Path) -> None:
         assert "no step has a number of this name" in seen["text"]
 
 
+def test_what_is_not_drawn_is_counted(tmp_path: Path) -> None:
+    pool = open_pool(str(tmp_path / "pool.db"))
+    run = open_run(pool, "many", "train", {})
+    rules = [f"rule {number:02}" for number in range(43)]
+    given = {
+        "reward_by_domain": {f"domain {number}": 0.5 for number in range(9)},
+        "tool_failure_rate": {f"tool {number:02}": 0.5 for number in range(10)},
+        "staleness_tokens": {str(value): 1 for value in range(20)},
+        "monitor": dict.fromkeys(rules, 0) | {rules[-1]: 2},
+        "monitor_states": {
+            name: {"level": "alarm" if name == rules[-1] else "ok", "since": 1, "value": None} for name in rules
+        },
+    }
+    for step in range(100):
+        publish_next(pool, run.id, Published(step=step, checkpoint="c", hf_dir="h", metrics=given))
+    pool.close()
+    find = {"notes": ".note-of", "rows": "#page .heat th", "legend": ".legend li", "says": "#page .heat figcaption"}
+    field = "[aria-label='add a metric']"
+    acts = [["fill", field, "reward_by_domain/domain 8"], ["press", field, "Enter"], ["go", "/behaviour/many"]]
+    with served(tmp_path / "pool.db") as address:
+        _, _, curves, behaviour = walk(address, "act", page="/run/many", acts=acts, find=find)
+    assert curves["notes"] == ["1 further one is not drawn; any metric by name adds one"]
+    assert "domain 8" in [each.strip() for each in curves["legend"]]
+    assert curves["rows"] == ["12 and more", *(str(value) for value in range(11, -1, -1))]
+    assert "one of 2 drawn steps is shown" in curves["says"][0]
+    assert behaviour["notes"] == ["2 further ones are not drawn; the run's page draws any metric by name"]
+    assert len(behaviour["rows"]) == 40 and behaviour["rows"][0] == rules[-1]
+    assert "3 further rules are not drawn; those that are not ok now come first" in behaviour["text"]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_page_is_clean_in_every_size_and_scheme_and_axe_finds_nothing_serious(

@@ -4,7 +4,7 @@ import { h, clear, trouble } from "../dom.js";
 import { ask, name as part } from "../api.js";
 import { link } from "../address.js";
 import { chart } from "../chart.js";
-import { figuresOf } from "../figures.js";
+import { expanded, figuresOf, notDrawn } from "../figures.js";
 import { num, percent, seconds, words } from "../format.js";
 import { badge, crumbs, section, table, toRun } from "../parts.js";
 import { runChoice } from "../runname.js";
@@ -21,7 +21,7 @@ const CHARTS = [
   ["drift of the commands", ["behaviour/command_drift"]],
   ["cheated", ["behaviour/hacked"]],
 ];
-const MOST = 8;
+const MOST_RULES = 40;
 
 export async function behaviour(box, { parts, params, signal }) {
   const runs = (await ask("runs", {}, signal)).runs;
@@ -45,26 +45,27 @@ export async function behaviour(box, { parts, params, signal }) {
   );
   let charts = [];
 
-  async function draw(known) {
+  async function draw({ metrics: known, rules: now }) {
     const rows = [...CHARTS, ...eventCharts(known)]
-      .map(([title, wanted]) => [
-        title,
-        wanted.flatMap((each) =>
-          each.endsWith("/")
-            ? known.filter((one) => one.startsWith(each)).slice(0, MOST)
-            : known.includes(each)
-              ? [each]
-              : [],
-        ),
-      ])
+      .map(([title, wanted]) => [title, ...expanded(wanted, known)])
       .filter(([, wanted]) => wanted.length);
-    const rules = known.filter((each) => each.startsWith("monitor/")).slice(0, 40);
+    const quiet = new Set(now.filter((rule) => rule.level === "ok").map((rule) => `monitor/${rule.name}`));
+    const rules = known
+      .filter((each) => each.startsWith("monitor/"))
+      .sort((a, b) => quiet.has(a) - quiet.has(b));
     const all = [...new Set(rows.flatMap(([, wanted]) => wanted))];
     const got = await figuresOf(own, all, {}, signal);
     for (const each of charts) each.end();
-    charts = rows.map(([title, wanted]) =>
+    charts = rows.map(([title, wanted, left]) =>
       chart({
         title,
+        note: left
+          ? [
+              `${notDrawn(left)}; `,
+              h("a", { href: toRun(own) }, "the run's page"),
+              " draws any metric by name",
+            ]
+          : null,
         steps: got.steps,
         series: wanted.map((each) => ({ label: words(each.slice(each.indexOf("/") + 1)), values: got.values[each] })),
       }),
@@ -79,16 +80,24 @@ export async function behaviour(box, { parts, params, signal }) {
             "no step of this run has figures of behaviour; the newest rollouts above are added up from the search index",
           ),
     );
-    const states = await figuresOf(own, rules, { points: 120 }, signal);
-    clear(monitor, rulesOf(states, rules, whole.rules));
+    const shown = rules.slice(0, MOST_RULES);
+    const states = await figuresOf(own, shown, { points: 120 }, signal);
+    const left = rules.length - shown.length;
+    clear(
+      monitor,
+      rulesOf(states, shown, now),
+      left
+        ? h("p.quiet", {}, `${notDrawn(left, "rule")}; those that are not ok now come first`)
+        : null,
+    );
   }
 
-  await draw(whole.metrics);
+  await draw(whole);
   await fill(added, own, signal);
   return {
     end: () => charts.forEach((each) => each.end()),
     changed: async (marks) => {
-      if (marks.has("steps") || marks.has("retired")) await draw((await ask(`runs/${part(own)}`, {}, signal)).metrics);
+      if (marks.has("steps") || marks.has("retired")) await draw(await ask(`runs/${part(own)}`, {}, signal));
       if (marks.has("finished") || marks.has("groups")) await fill(added, own, signal);
     },
   };
