@@ -30,6 +30,12 @@ export function remember(changes) {
   if (target !== location.hash) history.replaceState(null, "", target);
 }
 
+// Names what the present page shows where its address left that open, without a step in the history.
+export function settle(parts) {
+  const { params } = here();
+  history.replaceState(null, "", link(parts, Object.fromEntries(params)));
+}
+
 function decoded(part) {
   try {
     return decodeURIComponent(part);

@@ -19,10 +19,10 @@ const VIEWS = [
   ["log", "agent's output"],
 ];
 const SHOWN_BY = {
-  messages: (box, call, select, attempt, params, signal) => conversationOf(box, call, select, signal),
-  tokens: (box, call, select, attempt, params, signal) => tokensOf(box, call, params, signal),
-  events: (box, call, select, attempt, params, signal) => eventsOf(box, attempt.id, call, select, signal),
-  log: (box, call, select, attempt, params, signal) => logOf(box, attempt.id, signal),
+  messages: (box, call, select, attempt, signal) => conversationOf(box, call, select, signal),
+  tokens: (box, call, select, attempt, signal) => tokensOf(box, call, signal),
+  events: (box, call, select, attempt, signal) => eventsOf(box, attempt.id, call, select, signal),
+  log: (box, call, select, attempt, signal) => logOf(box, attempt.id, signal),
 };
 
 export async function attemptView(box, attempt, params, signal) {
@@ -73,8 +73,9 @@ export async function attemptView(box, attempt, params, signal) {
   }
 
   async function select(id, focus = false) {
+    // places among the tokens are those of the call that the address names
+    remember(selected === null || selected === id ? { call: id } : { call: id, token: null, tokens: null });
     selected = id;
-    remember({ call: id });
     for (const item of tree.children) {
       const own = Number(item.dataset.call) === id;
       item.setAttribute("aria-selected", own ? "true" : "false");
@@ -120,7 +121,6 @@ export async function attemptView(box, attempt, params, signal) {
           return select(id, true);
         },
         attempt,
-        params,
         signal,
       );
       if (own !== selected) return;

@@ -153,6 +153,11 @@ export function more(text, work) {
   return button;
 }
 
+// Above a list that begins further on, because its address says so.
+export function fromTheTop(href, text) {
+  return h("p.quiet", {}, "the list begins further on; ", h("a", { href }, text));
+}
+
 export function shares(counts, total, title = "") {
   const known = Object.entries(counts).filter(([, value]) => value);
   if (!known.length) return h("span.none", {}, NOTHING);

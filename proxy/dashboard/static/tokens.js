@@ -2,7 +2,7 @@
 
 import { h, clear } from "./dom.js";
 import { ask } from "./api.js";
-import { remember } from "./address.js";
+import { here, remember } from "./address.js";
 import { NOTHING, num, percent } from "./format.js";
 import { inPool, placed } from "./parts.js";
 
@@ -17,7 +17,12 @@ const COLOURS = [
 ];
 const CONTEXT = 120; // tokens of the prompt that are shown before the answer
 
-export async function tokensOf(box, completion, params, signal) {
+const PAUSE = 150; // milliseconds from a key to the address: browsers refuse to change it too often
+
+export async function tokensOf(box, completion, signal) {
+  const { params } = here();
+  let chosen = place(params.get("token"));
+  let due = null;
   let by = params.get("colour") || "logprob";
   let page = null;
   const figure = h(
@@ -49,16 +54,26 @@ export async function tokensOf(box, completion, params, signal) {
 
   async function load(offset) {
     page = await ask(`completions/${completion}/tokens`, { offset }, signal);
+    chosen = null;
+    remember({ token: null, tokens: page.offset });
     draw();
   }
 
   async function begin() {
-    page = await ask(`completions/${completion}/tokens`, { offset: params.get("token") ?? 0 }, signal);
+    const given = place(params.get("tokens")) ?? (chosen === null ? null : Math.max(0, chosen - CONTEXT));
+    page = await ask(`completions/${completion}/tokens`, { offset: given ?? 0 }, signal);
     const start = Math.max(0, page.prompt_length - CONTEXT);
     const seen = page.offset + page.ids.length;
-    if (params.get("token") === null && start > 0 && seen < page.total)
+    if (given === null && start > 0 && seen < page.total)
       page = await ask(`completions/${completion}/tokens`, { offset: start }, signal);
     draw();
+  }
+
+  function choose(span, pause = 0) {
+    tell(span);
+    chosen = page.offset + Number(span.dataset.at);
+    clearTimeout(due);
+    due = setTimeout(() => remember({ token: chosen, tokens: page.offset }), pause);
   }
 
   function draw() {
@@ -83,6 +98,8 @@ export async function tokensOf(box, completion, params, signal) {
       Array.from({ length: size }, (_, at) => token(at)),
     );
     paint();
+    const pointed = chosen === null ? null : text.children[chosen - page.offset];
+    if (pointed) tell(pointed);
   }
 
   function token(at) {
@@ -173,22 +190,27 @@ export async function tokensOf(box, completion, params, signal) {
     event.preventDefault();
     const at = Number(text.querySelector(".here")?.dataset.at ?? Math.max(-1, page.prompt_length - page.offset - 1));
     const next = text.children[Math.max(0, Math.min(text.children.length - 1, at + by))];
-    tell(next);
+    choose(next, PAUSE);
     if (next.offsetTop < text.scrollTop || next.offsetTop > text.scrollTop + text.clientHeight - 40)
       text.scrollTop = next.offsetTop - 80;
   });
   text.addEventListener("click", (event) => {
     const span = event.target.closest("[data-at]");
-    if (span) {
-      tell(span);
-      remember({ token: null });
-    }
+    if (span) choose(span);
   });
   await begin();
   return {
     placed: () => {
-      const first = text.querySelector(".first");
+      const pointed = text.querySelector(".here");
+      const first = pointed || text.querySelector(".first");
       if (first) text.scrollTop = first.offsetTop - 80;
+      if (pointed) pointed.scrollIntoView({ block: "nearest" });
     },
+    end: () => clearTimeout(due),
   };
+}
+
+// A place in an address; null for anything else.
+function place(text) {
+  return /^\d{1,9}$/.test(text ?? "") ? Number(text) : null;
 }

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import update
 
 from proxy.dashboard.access import REFUSED
+from proxy.pool.browse.groups import PAGE as GROUPS
 from proxy.pool.browse.groups import group_view
 from proxy.pool.browse.runs import PAGE
 from proxy.pool.browse.sessions import sessions_page
@@ -25,6 +26,7 @@ from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import completions, rollouts
+from proxy.pool.search.query import HITS
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
@@ -265,6 +267,50 @@ def test_what_is_not_drawn_is_counted(tmp_path: Path) -> None:
     assert behaviour["notes"] == ["2 further ones are not drawn; the run's page draws any metric by name"]
     assert len(behaviour["rows"]) == 40 and behaviour["rows"][0] == rules[-1]
     assert "3 further rules are not drawn; those that are not ok now come first" in behaviour["text"]
+
+
+def test_the_chosen_token_and_the_run_of_behaviour_are_in_the_address(home: tuple[Path, Story, Pool]) -> None:
+    file, told, _ = home
+    tokens = f"/rollout/{told.rollouts[0]}?call={told.calls[1]}&view=tokens"
+    third = ".tokens [data-at='3']"
+    acts = [
+        *(["hover", third], ["click", third], ["reload"], ["press", ".tokens", "ArrowRight"], ["reload"]),
+        *(["click", f"[data-call='{told.calls[2]}']"], ["go", "/behaviour"]),
+    ]
+    find = {"here": ".tokens .here", "tip": ".tip"}
+    with served(file) as address:
+        first, hovered, clicked, again, moved, last, other, behaviour = walk(
+            address, "act", page=tokens, acts=acts, find=find
+        )
+    start = int(clicked["url"].rpartition("tokens=")[2])
+    assert "token=" not in hovered["url"] and f"token={start + 3}&" in clicked["url"] and first["here"] == []
+    assert again["url"] == clicked["url"] and again["tip"] == clicked["tip"] and len(again["here"]) == 1
+    assert f"token={start + 4}&" in moved["url"] and last["tip"] == moved["tip"] != again["tip"]
+    assert "token" not in other["url"].replace("view=tokens", "") and other["here"] == []
+    assert behaviour["url"].endswith("#/behaviour/train") and behaviour["troubles"] == []
+
+
+def test_a_later_page_of_a_list_is_in_the_address(home: tuple[Path, Story, Pool]) -> None:
+    file, _, pool = home
+    for number in range(PAGE):
+        open_run(pool, f"newer {number}", "collect", {})
+    run = open_run(pool, "many groups", "train", {})
+    for number in range(max(HITS, GROUPS) + 1):
+        [member] = open_group(pool, run.id, TASK | {"id": f"task {number}"}, 1)
+        finish_rollout(pool, member.rollout_id, Outcome(attempt_id=None, reward=0.0))
+    lists = {"/": ("older runs", "train"), "/run/many%20groups": ("older groups", "task 0")}
+    with served(file) as address:
+        wait_for_index(address)
+        lists["/search?run=many+groups&most_reward=0"] = ("further hits", "task 0,")
+        for page, (button, last) in lists.items():
+            acts = [["click", f"button:has-text('{button}')"], ["reload"], ["click", "a:text-matches('^all ')"]]
+            row = "#page table tbody tr, .hits tbody tr"
+            first, more, again, whole = walk(address, "act", page=page, acts=acts, find={"rows": row})
+            assert not any(last in text for text in first["rows"]) and "before=" in more["url"]
+            assert again["url"] == more["url"] and "the list begins further on" in again["text"]
+            assert any(last in text for text in again["rows"]) and len(again["rows"]) < len(more["rows"])
+            assert "before=" not in whole["url"] and "further on" not in whole["text"]
+            assert len(whole["rows"]) == len(first["rows"]) and whole["troubles"] == []
 
 
 @pytest.mark.long

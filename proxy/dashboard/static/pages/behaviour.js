@@ -2,7 +2,7 @@
 
 import { h, clear, trouble } from "../dom.js";
 import { ask, name as part } from "../api.js";
-import { link } from "../address.js";
+import { link, settle } from "../address.js";
 import { chart } from "../chart.js";
 import { expanded, figuresOf, notDrawn } from "../figures.js";
 import { num, percent, seconds, words } from "../format.js";
@@ -30,6 +30,7 @@ export async function behaviour(box, { parts, params, signal }) {
     box.append(h("h1", {}, "Behaviour"), h("p.none", {}, "this pool has no run"));
     return {};
   }
+  if (!parts[0]) settle(["behaviour", own]);
   const whole = await ask(`runs/${part(own)}`, {}, signal);
   const grid = h("div.charts");
   const added = h("div");

@@ -213,7 +213,7 @@ function triesOf(got, present, look) {
             "aria-pressed": each.id === present ? "true" : "false",
             title: each.place ? `its tokens: ${each.place}` : null,
             onclick: () => {
-              remember({ call: "", log: "" }); // places in the attempt that is left
+              remember({ call: "", log: "", token: "", tokens: "" }); // places in the attempt that is left
               look(each.id);
             },
           },

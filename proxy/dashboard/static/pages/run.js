@@ -4,7 +4,7 @@ import { h, clear, trouble } from "../dom.js";
 import { ask, name as part } from "../api.js";
 import { link, remember } from "../address.js";
 import { ago, num, percent, time } from "../format.js";
-import { STATES, badge, crumbs, facts, more, openGroups, row, section, table, toRun } from "../parts.js";
+import { STATES, badge, crumbs, facts, fromTheTop, more, openGroups, row, section, table, toRun } from "../parts.js";
 import { curvesOf } from "../curves.js";
 import { accountOf } from "../account.js";
 import { evaluationsOf } from "../evaluations.js";
@@ -177,12 +177,16 @@ async function groupsOf(box, name, params, signal) {
     value: params.get("step") || "",
     onchange: () => load(),
   });
-  clear(box, h("p.tools", {}, state, " ", step), list, further);
+  const start = params.get("before");
+  const given = { state: params.get("state"), step: params.get("step") };
+  const top = h("div", {}, start === null ? null : fromTheTop(toRun(name, given), "all groups"));
+  clear(box, h("p.tools", {}, state, " ", step), top, list, further);
   let rows = [];
 
   async function load(before = null) {
     const page = await ask(`runs/${part(name)}/groups`, { before, state: state.value, step: step.value }, signal);
-    remember({ state: state.value, step: step.value });
+    remember({ state: state.value, step: step.value, before });
+    if (before === null) clear(top);
     rows = before === null ? page.groups : [...rows, ...page.groups];
     clear(
       list,
@@ -194,5 +198,5 @@ async function groupsOf(box, name, params, signal) {
     clear(further, page.before === null ? null : more("older groups", () => load(page.before)));
   }
 
-  await load();
+  await load(start);
 }

@@ -2,10 +2,10 @@
 
 import { h, clear } from "../dom.js";
 import { ask } from "../api.js";
-import { link } from "../address.js";
+import { link, remember } from "../address.js";
 import { spark } from "../chart.js";
 import { ago, num, time } from "../format.js";
-import { STATES, badge, more, openGroups, row, table, toRun } from "../parts.js";
+import { STATES, badge, fromTheTop, more, openGroups, row, table, toRun } from "../parts.js";
 
 const HEADS = [
   "run",
@@ -28,12 +28,13 @@ export async function runs(box, { params, signal }) {
   const title = h("h1", {}, "Runs");
   const pool = h("p.quiet");
   const sessions = h("div");
-  box.append(title, pool, alarms, list, further, sessions);
+  const start = params.get("before");
+  box.append(title, pool, alarms, start === null ? "" : fromTheTop("#/", "all runs"), list, further, sessions);
   let shown = [];
   let busy = new Map();
 
   async function load() {
-    const page = await ask("runs", {}, signal);
+    const page = await ask("runs", { before: start }, signal);
     const older = shown.filter((each) => page.runs.length && each.id < page.runs[page.runs.length - 1].id);
     pool.textContent = page.pool;
     draw([...page.runs, ...older], older.length ? null : page.before, page.traffic);
@@ -58,6 +59,7 @@ export async function runs(box, { params, signal }) {
         ? null
         : more("older runs", async () => {
             const page = await ask("runs", { before }, signal);
+            remember({ before });
             draw([...shown, ...page.runs], page.before, null);
           }),
     );

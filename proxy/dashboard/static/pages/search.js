@@ -2,9 +2,9 @@
 
 import { h, clear, trouble } from "../dom.js";
 import { ask } from "../api.js";
-import { link } from "../address.js";
+import { link, remember } from "../address.js";
 import { ago, num, words } from "../format.js";
-import { badge, more, reward, row, table } from "../parts.js";
+import { badge, fromTheTop, more, reward, row, table } from "../parts.js";
 import { runField } from "../runname.js";
 
 const FIELDS = [
@@ -101,9 +101,11 @@ export async function search(box, { params, signal }) {
   const note = h("p.quiet", { role: "status" });
   const list = h("div.hits");
   const further = h("p");
-  box.append(h("h1", {}, "Search"), questions, form, note, list, further);
-  document.getElementById("find-text").value = value("q");
   const wanted = Object.fromEntries(FIELDS.map((name) => [name, value(name)]));
+  const start = params.get("before");
+  const top = start === null ? "" : fromTheTop(link(["search"], wanted), "all hits");
+  box.append(h("h1", {}, "Search"), questions, form, note, top, list, further);
+  document.getElementById("find-text").value = value("q");
   let shown = [];
 
   async function load(before = null) {
@@ -111,6 +113,7 @@ export async function search(box, { params, signal }) {
       const page = await ask("search", { ...wanted, before }, signal);
       shown = before === null ? page.hits : [...shown, ...page.hits];
       tell(note, page.index);
+      remember({ before });
       clear(list, wanted.q ? calls(shown) : rollouts(shown, wanted.event, page.before === null));
       clear(
         further,
@@ -125,7 +128,7 @@ export async function search(box, { params, signal }) {
   }
 
   tell(note, state);
-  await load();
+  await load(start);
 }
 
 function tell(note, state) {
