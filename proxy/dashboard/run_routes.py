@@ -10,7 +10,7 @@ from proxy.pool.browse.evaluated import evaluation_matrix
 from proxy.pool.browse.groups import group_view, groups_page
 from proxy.pool.browse.queue import queue
 from proxy.pool.browse.rewards import run_rewards
-from proxy.pool.browse.runs import PAGE, run_entry, run_names, runs_page
+from proxy.pool.browse.runs import PAGE, alarms, run_entry, run_names, runs_page
 from proxy.pool.browse.sessions import PAGE as SESSIONS
 from proxy.pool.browse.sessions import sessions_page
 from proxy.pool.browse.steps import MOST_POINTS, curves, metric_names
@@ -47,11 +47,13 @@ class RunRoutes:
         router.add_get("/api/groups/{group}", self._group)
 
     async def _runs(self, request: web.Request) -> web.Response:
-        """Answer with a page of the pool's runs, newest first."""
+        """Answer with a page of the pool's runs, newest first, and what alarms at those that somebody works at."""
         entries = await self._read(runs_page, self._pool, number(request.query, "before"))
         busy = await self._read(traffic, self._pool, {entry.id: entry.name for entry in entries})
         before = entries[-1].id if len(entries) == PAGE else None
-        return answer({"pool": self._pool.name, "runs": entries, "before": before, "traffic": busy})
+        loud = await self._read(alarms, self._pool)
+        page = {"runs": entries, "before": before, "traffic": busy, "alarms": loud}
+        return answer({"pool": self._pool.name} | page)
 
     async def _names(self, request: web.Request) -> web.Response:
         """Answer with the names of runs that have a text in them."""

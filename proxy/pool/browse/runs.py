@@ -1,11 +1,12 @@
 """The runs of a pool, newest first: who works at each, how far it is, what it earns, what alarms."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, Select, case, func, select
 
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.browse.steps import of_steps, spread, step_range
@@ -24,6 +25,13 @@ NEWEST_GROUPS = 64
 """Finished groups from which the present reward of a run is taken."""
 COUNTED = 1000
 """Groups of one state are counted up to this number."""
+WALK = 4096
+"""Newest runs among which those are looked for that somebody works at."""
+MOST_WORKED_AT = 64
+"""Runs with the newest heartbeats whose alarms are read."""
+
+WORKERS = (runs.c.owner, runs.c.owner_seen_at, runs.c.trainer, runs.c.trainer_seen_at)
+"""Columns that say who works at a run."""
 
 State = Literal["working", "paused", "waiting", "nobody works at it"]
 
@@ -89,6 +97,17 @@ class RunEntry:
     """The mean reward of some of its steps: (step, reward)."""
 
 
+@dataclass(frozen=True)
+class Alarm:
+    """What alarms at a run that somebody works at."""
+
+    name: str
+    paused: str
+    """The rule that has paused it; "": none has."""
+    alarms: list[str]
+    """Rules in alarm after the newest step."""
+
+
 def runs_page(pool: Pool, before: int | None = None, limit: int = PAGE) -> list[RunEntry]:
     """Return the newest runs, or those older than the run with the id `before`."""
     query = select(runs).order_by(runs.c.id.desc()).limit(limit)
@@ -97,6 +116,38 @@ def runs_page(pool: Pool, before: int | None = None, limit: int = PAGE) -> list[
     with snapshot(pool) as connection:
         now = database_time(connection, pool)
         return [_entry(connection, row, now) for row in connection.execute(query)]
+
+
+def alarms(pool: Pool) -> list[Alarm]:
+    """Return the alarms and pauses of runs that somebody works at, however old these are, newest first."""
+    with snapshot(pool) as connection:
+        now = database_time(connection, pool)
+        rows = connection.execute(_worked_at()).all()
+    found = []
+    for row in rows:
+        harness, trainer = worker(row.owner, row.owner_seen_at, now), worker(row.trainer, row.trainer_seen_at, now)
+        loud = _in_alarm(_levels(row.states))
+        if (is_there(harness) or is_there(trainer)) and (loud or row.paused):
+            found.append((row.id, Alarm(row.name, row.paused or "", loud)))
+    return [alarm for _, alarm in sorted(found, key=lambda each: -each[0])]
+
+
+def _worked_at() -> Select[Any]:
+    """Select the runs that have workers, those with the newest heartbeats, with the states of their rules."""
+    newest = select(runs.c.id, runs.c.name, *WORKERS).order_by(runs.c.id.desc()).limit(WALK).subquery()
+    of = newest.c
+    seen = [
+        case((who.is_not(None), func.coalesce(at, 0.0)), else_=0.0)
+        for who, at in ((of.owner, of.owner_seen_at), (of.trainer, of.trainer_seen_at))
+    ]
+    last = case((seen[0] > seen[1], seen[0]), else_=seen[1])
+    beaten = select(newest).where(last > 0).order_by(last.desc()).limit(MOST_WORKED_AT).subquery()
+    mine = (policy_versions.c.run_id == beaten.c.id) & policy_versions.c.retired_at.is_(None)
+    version = select(policy_versions.c.id).where(mine).order_by(policy_versions.c.step.desc()).limit(1)
+    after = train_steps.c.version_id == version.correlate(beaten).scalar_subquery()
+    states = select(train_steps.c.metrics[STATES]).where(after).correlate(beaten).scalar_subquery()
+    paused = select(interventions.c.rule).where(is_paused(beaten.c.id)).limit(1).correlate(beaten).scalar_subquery()
+    return select(beaten, states.label("states"), paused.label("paused"))
 
 
 def run_names(pool: Pool, like: str = "", stepped: bool = False) -> list[str]:
@@ -147,7 +198,7 @@ def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
     trainer = worker(row.trainer, row.trainer_seen_at, now)
     unfinished = counted(connection, row.id, "RUNNING") + counted(connection, row.id, "RUNNING", "eval")
     paused = connection.scalar(select(interventions.c.rule).where(is_paused(row.id)).limit(1))
-    levels = _levels(connection, None if version is None else version.id)
+    levels = _levels(_states(connection, None if version is None else version.id))
     return RunEntry(
         id=row.id,
         name=row.name,
@@ -160,7 +211,7 @@ def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
         version=None if version is None else version_name(version.id),
         published_at=None if version is None else version.created_at,
         paused=paused or "",
-        alarms=[name for name, level in levels.items() if level == "alarm" and name not in ADVICE],
+        alarms=_in_alarm(levels),
         watched=[name for name, level in levels.items() if level == "watch" and name not in ADVICE],
         advice=[name for name, level in levels.items() if level == "alarm" and name in ADVICE],
         groups=newest_group(connection, row.id),
@@ -181,10 +232,6 @@ def _state(purpose: str, harness: RunWorker | None, trainer: RunWorker | None, p
     return "working" if all(working) or purpose != "train" else "waiting"
 
 
-WORKERS = (runs.c.owner, runs.c.owner_seen_at, runs.c.trainer, runs.c.trainer_seen_at)
-"""Columns that say who works at a run."""
-
-
 def is_there(worker: RunWorker | None) -> bool:
     """Return whether a process works at a run."""
     return worker is not None and worker.alive
@@ -198,10 +245,18 @@ def worker(owner: Any, seen_at: float | None, now: float) -> RunWorker | None:
     return RunWorker(process.host, process.pid, is_alive(process, this_process(), silent), silent)
 
 
-def _levels(connection: Connection, version_id: int | None) -> dict[str, Any]:
-    """Return the level of each rule after a step."""
+def _states(connection: Connection, version_id: int | None) -> Any:
+    """Return what a step says of the monitor's rules."""
     mine = train_steps.c.version_id == version_id
-    states = connection.scalar(select(train_steps.c.metrics[STATES]).where(mine)) if version_id is not None else None
+    return connection.scalar(select(train_steps.c.metrics[STATES]).where(mine)) if version_id is not None else None
+
+
+def _in_alarm(levels: Mapping[str, Any]) -> list[str]:
+    return [name for name, level in levels.items() if level == "alarm" and name not in ADVICE]
+
+
+def _levels(states: Any) -> dict[str, Any]:
+    """Return the level of each rule."""
     return {name: each.get("level") for name, each in states.items()} if isinstance(states, dict) else {}
 
 

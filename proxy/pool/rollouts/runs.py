@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
-    BindParameter,
     ColumnElement,
     Connection,
     Integer,
@@ -28,7 +27,7 @@ from proxy.pool.rollouts.states import GroupState
 from proxy.pool.schema import events, groups, interventions, policy_versions, runs
 
 PURPOSES = ("train", "eval", "collect")
-RunId = int | BindParameter[int]
+RunId = int | ColumnElement[int]
 
 
 @dataclass(frozen=True)

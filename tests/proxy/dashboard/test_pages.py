@@ -76,6 +76,25 @@ async def unfinished(visitor: Visitor, told: Story) -> tuple[str, int, int, list
     return run["state"], run["running"], run["cut_off"], cut_off
 
 
+async def test_alarms_of_an_older_run_are_shown_while_somebody_works_at_it(
+    visit: Visit, database: str, pool: Pool
+) -> None:
+    told = story(pool)
+    for number in range(25):
+        open_run(pool, f"newer {number}", "collect", {})
+    visitor = await visit(database)
+    assert (await visitor.ask("runs"))["alarms"] == []
+    killed = replace_fields(this_process(), started="long ago")
+    with owned(pool, find_run(pool, told.evaluation)), owned(pool, find_run(pool, "train"), TRAINER):
+        page = await visitor.ask("runs")
+        assert "train" not in [run["name"] for run in page["runs"]]
+        assert page["alarms"] == [{"name": "train", "paused": "kl_rollout", "alarms": ["kl_rollout"]}]
+    with pool.write() as connection:
+        values = {"owner": to_builtins(killed), "owner_seen_at": time.time()}
+        connection.execute(update(runs).where(runs.c.name == "train").values(values))
+    assert (await visitor.ask("runs"))["alarms"] == []
+
+
 async def test_every_run_is_found_by_a_part_of_its_name(visit: Visit, database: str, pool: Pool) -> None:
     for number in range(30):
         run = open_run(pool, f"run {number} of 50%", "train", {})

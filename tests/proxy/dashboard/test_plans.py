@@ -23,7 +23,7 @@ from proxy.pool.browse.machines import machines
 from proxy.pool.browse.queue import queue
 from proxy.pool.browse.rewards import run_rewards
 from proxy.pool.browse.rollout import rollout_view
-from proxy.pool.browse.runs import run_entry, run_names, runs_page
+from proxy.pool.browse.runs import alarms, run_entry, run_names, runs_page
 from proxy.pool.browse.sessions import sessions_page
 from proxy.pool.browse.steps import curves, metric_names
 from proxy.pool.browse.tokens.page import token_page
@@ -96,6 +96,7 @@ def operations(pool: Pool, run_id: int, rows: int) -> dict[str, Callable[[], Any
     hits = [Hit(rollout_id=id, call=id, attempt_id=id, events=None) for id in range(one, one + HITS)]
     return {
         "runs": lambda: runs_page(pool),
+        "alarms": lambda: alarms(pool),
         "run names": lambda: run_names(pool, "o", stepped=True),
         "sessions": lambda: sessions_page(pool),
         "run": lambda: run_entry(pool, "long"),

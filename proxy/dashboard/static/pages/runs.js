@@ -32,18 +32,20 @@ export async function runs(box, { params, signal }) {
   box.append(title, pool, alarms, start === null ? "" : fromTheTop("#/", "all runs"), list, further, sessions);
   let shown = [];
   let busy = new Map();
+  let loud = [];
 
   async function load() {
     const page = await ask("runs", { before: start }, signal);
     const older = shown.filter((each) => page.runs.length && each.id < page.runs[page.runs.length - 1].id);
     pool.textContent = page.pool;
+    loud = page.alarms;
     draw([...page.runs, ...older], older.length ? null : page.before, page.traffic);
   }
 
   function draw(entries, before, traffic) {
     shown = entries;
     if (traffic) busy = new Map(traffic.map((each) => [each.run, each]));
-    clear(alarms, alarmsOf(entries));
+    clear(alarms, alarmsOf(loud, entries));
     clear(
       list,
       table(
@@ -116,8 +118,11 @@ async function sessionsOf(box, signal) {
   draw(page.before);
 }
 
-function alarmsOf(entries) {
-  const loud = entries.filter((run) => run.alarms.length || run.paused);
+// First the runs that somebody works at, of which the list may show some further down, then the others of the list.
+function alarmsOf(first, entries) {
+  const named = new Set(first.map((run) => run.name));
+  const others = entries.filter((run) => (run.alarms.length || run.paused) && !named.has(run.name));
+  const loud = [...first, ...others];
   if (!loud.length) return null;
   return h(
     "ul.alarms",
