@@ -7,7 +7,7 @@ import { num } from "./format.js";
 export const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6", "--line-7", "--line-8"];
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 const HEIGHT = 170;
-const SPOKEN = 6; // curves that the description of a chart has
+const SPOKEN = 8; // curves that are read out
 
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -17,10 +17,11 @@ export function colour(name) {
 // note: what is said below the chart.
 export function chart({ title, steps, series, marks = [], onrange = null, sync = "steps", hint = "", note = null }) {
   const box = h("figure.chart");
-  const plotted = h("div.plot", { role: "img", "aria-label": summary(title, steps, series) });
+  const plotted = h("div.plot", { role: "group", "aria-label": summary(title, steps, series) });
+  const spoken = h("span.spoken", { role: "status", "aria-live": "polite" });
   const legend = h("ul.legend");
   const readout = h("span.at", {}, "");
-  box.append(h("figcaption", {}, h("span.title", { title: hint || null }, title), readout), plotted, legend);
+  box.append(h("figcaption", {}, h("span.title", { title: hint || null }, title), readout), plotted, legend, spoken);
   if (note) box.append(h("p.quiet.note-of", {}, note));
   const known = series.filter((each) => each.values.some((value) => value !== null));
   if (!steps.length || (!known.length && !marks.some((each) => each.points.length))) {
@@ -37,6 +38,15 @@ export function chart({ title, steps, series, marks = [], onrange = null, sync =
     return { value, paint };
   });
   let plot = null;
+  plotted.tabIndex = 0;
+  plotted.addEventListener("keydown", (event) => {
+    const to = plot && moved(event.key, plot.cursor.idx, xs.length);
+    if (to === null || to === undefined) return;
+    event.preventDefault();
+    plot.setCursor({ left: plot.valToPos(xs[to], "x"), top: HEIGHT / 3 }, true, true);
+    const values = all.map((each, number) => `${each.label} ${num(data[number + 1][to])}`);
+    clear(spoken, `step ${xs[to]}: ${shortened(values).join(", ")}`);
+  });
   const draw = () => {
     if (plot) plot.destroy();
     plot = new uPlot(options(all, items, plotted.clientWidth || 320, sync, readout, xs, data, onrange), data, plotted);
@@ -57,6 +67,21 @@ export function chart({ title, steps, series, marks = [], onrange = null, sync =
       if (plot) plot.destroy();
     },
   };
+}
+
+// The place that a key leads to; null: the key leads nowhere.
+function moved(key, at, count) {
+  const none = at === null || at === undefined;
+  if (key === "Home") return 0;
+  if (key === "End") return count - 1;
+  if (key === "ArrowRight") return none ? 0 : Math.min(count - 1, at + 1);
+  if (key === "ArrowLeft") return none ? count - 1 : Math.max(0, at - 1);
+  return null;
+}
+
+function shortened(texts) {
+  const left = texts.length - SPOKEN;
+  return left > 0 ? [...texts.slice(0, SPOKEN), `and ${left} further curves`] : texts;
 }
 
 function options(all, items, width, sync, readout, xs, data, onrange) {
@@ -133,8 +158,7 @@ function summary(title, steps, series) {
       ? `${each.label}: from ${num(known[0])} to ${num(known[known.length - 1])}`
       : `${each.label}: none`;
   });
-  const left = parts.length > SPOKEN ? `; and ${parts.length - SPOKEN} further curves` : "";
-  return `${title}, steps ${steps[0] ?? 0} to ${steps[steps.length - 1] ?? 0}. ${parts.slice(0, SPOKEN).join("; ")}${left}`;
+  return `${title}, steps ${steps[0] ?? 0} to ${steps[steps.length - 1] ?? 0}. ${shortened(parts).join("; ")}`;
 }
 
 // A small curve for tables: [[x, value | null]] -> element

@@ -65,7 +65,7 @@ export async function curvesOf(box, whole, params, signal) {
   const own = whole.run.name;
   let extra = params.getAll("metrics");
   let others = params.getAll("with");
-  let range = [params.get("first"), params.get("last")];
+  let range = ["first", "last"].map((key) => (/^\d+$/.test(params.get(key) ?? "") ? Number(params.get(key)) : null));
   const tools = h("p.tools");
   const grid = h("div.charts");
   const heat = h("div");
@@ -95,9 +95,22 @@ export async function curvesOf(box, whole, params, signal) {
     },
     "all steps",
   );
+  const bound = (text, which) =>
+    h("input", {
+      type: "number",
+      min: 0,
+      placeholder: text,
+      "aria-label": text,
+      onchange: () => {
+        range[which] = bounds[which].value === "" ? null : Number(bounds[which].value);
+        if (range[0] !== null && range[1] !== null && range[0] > range[1]) range.reverse();
+        draw();
+      },
+    });
+  const bounds = [bound("first step", 0), bound("last step", 1)];
   const laid = h("span");
-  tools.append(metric, names, " ", ...over, " ", laid, " ", all);
-  tools.append(h("span.quiet", {}, " drag in a chart to choose steps"));
+  tools.append(metric, names, " ", ...over, " ", laid, " ", ...bounds, " ", all);
+  tools.append(h("span.quiet", {}, " or drag in a chart to choose steps"));
 
   function add(each) {
     extra = [...new Set([...extra, each])];
@@ -110,6 +123,7 @@ export async function curvesOf(box, whole, params, signal) {
   }
 
   async function draw() {
+    bounds.forEach((field, which) => (field.value = range[which] ?? ""));
     remember({ metrics: extra, with: others, first: range[0], last: range[1] });
     clear(
       names,
@@ -138,21 +152,21 @@ export async function curvesOf(box, whole, params, signal) {
       ...extra.map((each) => [each, ...asked(each, known), "", true]),
     ];
     const wanted = [...new Set([...rows.flatMap(([, each]) => each), STALENESS])];
-    const bounds = { first: range[0], last: range[1] };
+    const given = { first: range[0], last: range[1] };
     const runs = [own, ...others];
     try {
       const [got, beside] = await Promise.all([
-        Promise.all(runs.map((each) => figuresOf(each, wanted, bounds, signal))),
+        Promise.all(runs.map((each) => figuresOf(each, wanted, given, signal))),
         Promise.all(runs.map((each) => ask(`runs/${part(each)}/rewards`, {}, signal))),
       ]);
       for (const each of charts) each.end();
+      const focused = grid.querySelector("figure.chart:has(.plot:focus) .title")?.textContent;
       charts = [];
       clear(grid);
       const first = got[0];
       const older = beside.some((each) => each.older) ? "; older evaluations are not drawn" : "";
       note.textContent = words(first, runs) + older;
-      const within = ([step]) =>
-        (range[0] === null || step >= Number(range[0])) && (range[1] === null || step <= Number(range[1]));
+      const within = ([step]) => (range[0] === null || step >= range[0]) && (range[1] === null || step <= range[1]);
       const dots = (what) =>
         beside.flatMap((each, number) =>
           Object.entries(each.evaluations[what] || {}).map(([label, points]) => ({
@@ -197,6 +211,7 @@ export async function curvesOf(box, whole, params, signal) {
         grid.append(drawn.box);
       }
       clear(heat, histogramOf(first, STALENESS, runs));
+      charts.find(({ box }) => box.querySelector(".title").textContent === focused)?.box.querySelector(".plot")?.focus();
     } catch (error) {
       if (error.name !== "AbortError") clear(note, trouble(error));
     }
@@ -241,7 +256,8 @@ function label(metric) {
 }
 
 function words(first, runs) {
-  if (!first.steps.length) return "no step is published yet";
+  if (!first.steps.length)
+    return first.last ? `none of the steps ${first.first} to ${first.last} is chosen` : "no step is published yet";
   const shown = `steps ${first.steps[0]} to ${first.steps[first.steps.length - 1]} of ${first.first} to ${first.last}`;
   const left = first.left_out
     ? `; ${num(first.left_out)} in between are not drawn, choose fewer steps to see them`

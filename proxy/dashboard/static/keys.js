@@ -8,6 +8,7 @@ let shown = [
   ["r", "all runs"],
   ["b", "behaviour"],
   ["m", "machines"],
+  ["← →", "in a chart or among tokens that have the focus: the previous or next one; in a chart Home and End, too"],
   ["j k", "next and previous row of a list; Enter opens it"],
   ["?", "this list; Esc closes it"],
 ];

@@ -313,6 +313,26 @@ def test_a_later_page_of_a_list_is_in_the_address(home: tuple[Path, Story, Pool]
             assert len(whole["rows"]) == len(first["rows"]) and whole["troubles"] == []
 
 
+def test_steps_are_chosen_and_values_are_read_by_keyboard(home: tuple[Path, Story, Pool]) -> None:
+    plot = "figure.chart:has(.title:text-is('entropy')) .plot"
+    first, last = "[aria-label='first step']", "[aria-label='last step']"
+    acts = [
+        *(["press", plot, "ArrowRight"], ["press", plot, "ArrowRight"], ["press", plot, "End"]),
+        *(["press", plot, "ArrowLeft"], ["fill", first, "3"], ["press", first, "Tab"]),
+        *(["fill", last, "2"], ["press", last, "Tab"], ["press", "body", "?"]),
+    ]
+    find = {"spoken": "figure.chart:has(.title:text-is('entropy')) .spoken", "others": ".spoken", "help": "#help"}
+    with served(home[0]) as address:
+        seen = walk(address, "act", page="/run/train", acts=acts, find=find)
+    assert [each["spoken"] for each in seen[1:5]] == [
+        ["step 0: entropy –"], ["step 1: entropy 1.5"], ["step 3: entropy 0.5"], ["step 2: entropy 0.75"]
+    ]  # fmt: skip
+    assert sum(text != "" for text in seen[4]["others"]) == 1
+    assert "first=3" in seen[6]["url"] and seen[8]["url"].endswith("first=2&last=3")
+    assert "steps 2 to 3 of 0 to 3" in seen[8]["text"] and "in a chart" in seen[9]["help"][0]
+    assert seen[9]["troubles"] == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_page_is_clean_in_every_size_and_scheme_and_axe_finds_nothing_serious(
