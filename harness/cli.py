@@ -7,7 +7,7 @@ import sys
 
 from harness.commands import agents, behaviour, evaluations, replay, rescore, run, validate, watch
 from proxy.pool.errors import PoolError, UserError
-from proxy.pool.terminal.command_line import add_common
+from proxy.pool.terminal.command_line import CommandParser, add_common
 from proxy.pool.terminal.errors import told
 
 VERBS = (run, watch, evaluations, behaviour, replay, rescore, agents, validate)
@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    top = argparse.ArgumentParser(prog="harness", description="Run tasks with agents, many at a time.")
+    top: argparse.ArgumentParser = CommandParser(prog="harness", description="Run tasks with agents, many at a time.")
     add_common(top)
     verbs = top.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import shtab
 
@@ -13,12 +13,14 @@ from sandboxes.gc import SearchScope, list_all, remove_leftovers
 from sandboxes.local.process import default_root
 
 ROOT = "directory of the sandboxes without Docker (%(default)s)"
+PAGE = "(see docs/sandboxes.md)"
+"""Ends each error, as proxy/pool/terminal/errors.py ends those of the other commands."""
 DAEMONS = "a Docker daemon, may be repeated (DOCKER_HOST, the Docker context in use, or the local one)"
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    top = argparse.ArgumentParser(prog="sandboxes", description=__doc__)
+    top = _Parser(prog="sandboxes", description=__doc__)
     top.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     shtab.add_argument_to(top, help="print a script that completes this command's words in a shell")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -40,6 +42,18 @@ def parser() -> argparse.ArgumentParser:
         help="also what this host left; name only one that is down",
     )
     return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends the help with the examples of all verbs, and errors with the page."""
+
+    def format_help(self) -> str:
+        groups = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        lines = [f"  {(verb.epilog or '').removeprefix('example: ')}" for group in groups for verb in group.values()]
+        return super().format_help() + "\n".join(["\nexamples:", *lines, ""] if lines else [])
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message} {PAGE}")
 
 
 class _ShowVersion(argparse.Action):
@@ -74,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     for shim in seen.shims:
         print(shim)
     for trouble in seen.troubles:
-        print(f"error: {trouble}", file=sys.stderr)
+        print(f"error: {trouble} {PAGE}", file=sys.stderr)
     return 1 if seen.troubles else 0
 
 

@@ -1,4 +1,4 @@
-"""What the four commands have in common: every verb's help ends with an example, shells complete their words."""
+"""What the four commands have in common: help ends with examples, errors name a page, shells complete words."""
 
 import argparse
 import re
@@ -17,6 +17,7 @@ import sandboxes.cli
 import trainer.commands.main
 from harness.settings import Settings
 from proxy.pool.errors import UserError
+from proxy.pool.terminal.command_line import verbs
 from proxy.pool.terminal.errors import PAGES, page_of
 
 ROOT = Path(__file__).parent.parent
@@ -31,14 +32,13 @@ LONGEST = 70
 """Characters of an example: help breaks longer lines, at hyphens too, and a broken option cannot be copied."""
 
 
-def verbs(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The words that lead to each verb, with its parser."""
-    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not inner:
-        yield words, parser
-    for action in inner:
-        for name, sub in action.choices.items():
-            yield from verbs(sub, f"{words} {name}")
+def with_verbs(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """A command and its verbs that have verbs of their own, with the words that lead to each."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield words, parser
+            for name, sub in action.choices.items():
+                yield from with_verbs(sub, f"{words} {name}")
 
 
 @pytest.mark.parametrize("command", PARSERS)
@@ -52,6 +52,59 @@ def test_every_verb_shows_an_example_that_parses(command: str) -> None:
         else:
             parser.parse_args(shlex.split(found[1])[1:])
     assert wrong == {}
+
+
+@pytest.mark.parametrize("command", PARSERS)
+def test_the_help_above_verbs_ends_with_the_example_of_each(command: str) -> None:
+    above = dict(with_verbs(PARSERS[command](), command))
+    assert command in above and ("proxy pool" in above) is (command == "proxy")
+    for words, parser in above.items():
+        examples = [f"  {(verb.epilog or '').removeprefix('example: ')}" for _, verb in verbs(parser, words)]
+        _, _, shown = parser.format_help().partition("\nexamples:\n")
+        assert shown.splitlines() == examples and len(set(examples)) == len(examples) > 0, words
+
+
+USAGE = {
+    "proxy": "models.md",
+    "proxy serve": "models.md",
+    "proxy pool": "pool.md",
+    "proxy pool show a b --colour": "pool.md",
+    "proxy dashboard": "dashboard.md",
+    "harness run tasks.jsonl --colour": "runs.md",
+    "harness agents install": "agents.md",
+    "harness validate": "tasks.md",
+    "harness rescore": "rewards.md",
+    "trainer launch --colour red": "training.md",
+    "trainer rollback train.toml --to x": "monitor.md",
+    "trainer continue --colour": "monitor.md",
+    "trainer logprobs": "models.md",
+    "trainer doctor --colour": "cluster.md",
+    "sandboxes gc --host": "sandboxes.md",
+}
+
+
+@pytest.mark.parametrize(("line", "page"), USAGE.items(), ids=list(USAGE))
+def test_an_error_of_usage_names_the_page_of_the_verb(line: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, *words = line.split()
+    with pytest.raises(SystemExit) as ended:
+        PARSERS[command]().parse_args(words)
+    *usage, error = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and "error: " in error and error.endswith(f" (see docs/{page})")
+    assert usage[0].startswith(f"usage: {command} {words[0]}" if words else f"usage: {command} ")
+
+
+def test_every_parser_has_a_page() -> None:
+    for command in ("proxy", "harness", "trainer"):
+        for words, _ in (*with_verbs(PARSERS[command](), command), *verbs(PARSERS[command](), command)):
+            assert page_of(".".join([command, "commands", *words.split()[1:]])), words
+
+
+def test_a_daemon_that_does_not_answer_is_an_error_with_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sandboxes.cli.main(["ls", "--root", str(tmp_path), "--docker", f"unix://{tmp_path}/none.sock"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.endswith(" (see docs/sandboxes.md)\n")
 
 
 def test_an_error_names_the_page_that_explains_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ from proxy.pool import schema
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.schema import metadata
+from proxy.pool.terminal.command_line import verbs
 from proxy.pool.untrained import UntrainedReason
 from proxy.server import Gateway
 from sandboxes.metrics import SandboxMetrics
@@ -142,16 +143,6 @@ def _commands_page() -> str:
         for words, verb in verbs(parser(), name):
             parts += [f"### {words}", f"```text\n{_help(verb)}```"]
     return _page("Commands", *parts)
-
-
-def verbs(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The words that lead to each verb, with its parser."""
-    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not inner:
-        yield words, parser
-    for action in inner:
-        for name, sub in action.choices.items():
-            yield from verbs(sub, f"{words} {name}")
 
 
 def _help(parser: argparse.ArgumentParser) -> str:

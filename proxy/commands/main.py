@@ -9,7 +9,7 @@ from proxy.commands import dashboard, doctor, engine, pool, replay, serve
 from proxy.engine.tiny_model import make_tiny_model
 from proxy.http.redact import RedactingFormatter
 from proxy.pool.errors import UserError
-from proxy.pool.terminal.command_line import add_common
+from proxy.pool.terminal.command_line import CommandParser, add_common
 from proxy.pool.terminal.errors import told
 
 
@@ -34,7 +34,9 @@ def _log_to_stderr() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    top = argparse.ArgumentParser(prog="proxy", description="The gateway that agents talk to, and its engine.")
+    top: argparse.ArgumentParser = CommandParser(
+        prog="proxy", description="The gateway that agents talk to, and its engine."
+    )
     add_common(top)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
@@ -51,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
     tiny.add_argument("directory", type=Path)
     tiny.add_argument("--seed", type=int, default=0)
     tiny.set_defaults(run=_tiny_model)
-    pool.add_commands(commands.add_parser("pool", help="check, show and export what is recorded"))
+    text = "check, show and export what is recorded"
+    pool.add_commands(commands.add_parser("pool", help=text, description=text))
     return top
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.pool.errors import PoolError, UserError
-from proxy.pool.terminal.command_line import add_common
+from proxy.pool.terminal.command_line import CommandParser, add_common
 from proxy.pool.terminal.errors import told
 from trainer.commands import end_pause
 from trainer.commands.checks import demand_trainable
@@ -105,7 +105,9 @@ def parse(argv: Sequence[str]) -> TrainerCommand:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    top = argparse.ArgumentParser(prog="trainer", description="Turn recorded rollouts into a better policy.")
+    top: argparse.ArgumentParser = CommandParser(
+        prog="trainer", description="Turn recorded rollouts into a better policy."
+    )
     add_common(top)
     verbs = top.add_subparsers(dest="verb", required=True)
     texts = {
