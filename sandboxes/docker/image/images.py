@@ -20,7 +20,7 @@ from sandboxes.docker.daemon import DaemonError, DockerDaemon, start_container
 from sandboxes.docker.image.build import Build
 from sandboxes.docker.image.build_context import digest, pack
 from sandboxes.docker.image.remote_sources import forbidden_source
-from sandboxes.docker.image.work import ImageWork, PulledLayers
+from sandboxes.docker.image.work import STEP, ImageWork, PulledLayers
 from sandboxes.docker.isolation.reach import Router, own_addresses
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, BaseImage, working_directory
@@ -256,7 +256,7 @@ def _tell(step: Callable[[str], None], text: str, lines: list[str]) -> None:
     for line in text.splitlines():
         if line.strip():
             lines.append(line.rstrip())
-        if line.startswith("Step "):
+        if STEP.match(line):
             step(line.rstrip())
     del lines[:-KEPT_LINES]
 
