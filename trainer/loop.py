@@ -159,7 +159,7 @@ def load(policy: Policy, version: Version) -> int:
 def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:
     """Write a durable checkpoint, and the same weights for the engines; return both directories."""
     directory, model = checkpoint(config, step), exported(config, step)
-    with policy.ranks.shown(f"saving {directory}"):
+    with policy.ranks.shown(atomic_dir.written(directory)):
         policy.checkpoints.save(directory, step, meanwhile=lambda: policy.write_hf(model))
     return directory, model
 

@@ -167,3 +167,17 @@ def test_steps_too_small_for_half_precision_add_up_across_checkpoints(
             assert torch.equal(norms(steady), before)  # a step is less than half of a norm's last place
         steady = resumed
     assert (norms(steady) != before).float().mean() > 0.5
+
+
+def test_what_is_written_is_shown_beside_the_size_of_the_checkpoint_before(tmp_path: Path) -> None:
+    target = tmp_path / "step-000002"
+    shown = atomic_dir.written(target)
+    assert shown() == f"saving {target} (0 MB)"
+    (tmp_path / "step-000001").mkdir()
+    (tmp_path / "step-000001" / "part").write_bytes(bytes(3_000_000))
+    shown = atomic_dir.written(target)
+    with atomic_dir.replace_directory(target) as directory:
+        (directory / "inner").mkdir()
+        (directory / "inner" / "part").write_bytes(bytes(2_000_000))
+        assert shown() == f"saving {target} (2 MB, the last one has 3 MB)"
+    assert shown() == f"saving {target} (0 MB, the last one has 3 MB)"

@@ -7,11 +7,12 @@ the same name and the next deletion remove.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.pool.files import sync
+from proxy.pool.terminal.progress import MEGABYTE
 
 
 @contextmanager
@@ -25,6 +26,28 @@ def replace_directory(target: Path) -> Iterator[Path]:
 def unfinished(target: Path) -> Path:
     """The path under which `target` is being written."""
     return target.with_name(f".{target.name}.new")
+
+
+def size(directory: Path) -> int:
+    """Return the bytes of a directory's files, also while they are written; 0 where there is none."""
+    total = 0
+    try:
+        for path in directory.rglob("*"):
+            total += path.stat().st_size
+    except OSError:  # it got its name, or was deleted, meanwhile
+        pass
+    return total
+
+
+def written(target: Path) -> Callable[[], str]:
+    """Return what says how many megabytes of a directory are written, beside the size of the newest one of its kind.
+
+    They are alike for checkpoints of a run, but nothing says that they are equal, so it is no total.
+    """
+    kind = target.name.rpartition("-")[0]
+    before = max((path for path in target.parent.glob(f"{kind}-*")), default=None)
+    usual = "" if before is None else f", the last one has {size(before) / MEGABYTE:.0f} MB"
+    return lambda: f"saving {target} ({size(unfinished(target)) / MEGABYTE:.0f} MB{usual})"
 
 
 def begin(target: Path) -> None:

@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_para
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from proxy.pool.errors import PoolError, UserError
-from proxy.pool.terminal.progress import Advance, progress, unseen
+from proxy.pool.terminal.progress import Advance, What, progress, unseen
 from trainer.config import Parallel
 from trainer.megatron.cpu import Device, choose_device
 
@@ -70,7 +70,7 @@ class Ranks:
             raise box[0]
         return box[0]
 
-    def shown(self, what: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Advance]:
+    def shown(self, what: What, total: float | None = None, unit: str = "") -> AbstractContextManager[Advance]:
         """Show on rank 0 how far its block is (`progress`), and nothing on the others."""
         return progress(what, total, unit) if self.rank == 0 else nullcontext(unseen)
 
