@@ -15,6 +15,7 @@ from proxy.config import load_config as load_proxy
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.schema import metadata
 from proxy.pool.untrained import UntrainedReason
+from tests.harness.test_tasks import TABLES
 from tests.test_pages import block_of
 from trainer.config import load_config as load_trainer
 from trainer.monitor.liveness import PHASES
@@ -78,6 +79,8 @@ def test_the_reference_has_what_the_code_has() -> None:
     assert all(f"| `{reason.value}` |" in pages["failures"] for reason in UntrainedReason)
     for key in ("pool", "max_calls", "extra_args", "max_new_tokens"):
         assert f"| `{key}` |" in pages["proxy"]
+    for record in ("verifier.cases", "services", "limits"):
+        assert f"## `{record}`\n" in pages["tasks"], record
     for section in ("batch", "credit", "credit.process", "monitor", "optimizer", "push", "report", "sft"):
         assert f"## `[{section}]`" in pages["trainer"], section
     for route in ("POST /v1/messages", "GET /metrics", "GET /api/runs"):
@@ -93,6 +96,15 @@ def test_every_setting_has_a_meaning() -> None:
         rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", reference.pages()[name], re.MULTILINE)
         assert len(rows) > 10
         assert [key for key, meaning in rows if not meaning] == []
+
+
+def test_the_reference_has_every_field_of_a_task_with_its_meaning() -> None:
+    fields, _, types = reference.pages()["tasks"].partition("## Types and limits\n")
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", fields, re.MULTILINE)
+    records = set(TABLES.values())
+    assert sorted(key for key, _ in rows) == sorted(key for record in records for key in record.__struct_fields__)
+    assert [key for key, meaning in rows if not meaning] == []
+    assert "| `Seconds` | `Annotated[float, msgspec.Meta(gt=0, le=LONGEST_SECONDS)]` |" in types
 
 
 def test_every_route_and_every_column_has_a_meaning() -> None:

@@ -1,7 +1,7 @@
 """The pages of the reference, made from the code, so that they say what it does.
 
-Settings come from the classes that read the files and the texts under their fields, commands from their parsers, routes
-from the applications, tables from the schema.
+Settings and tasks come from the classes that read the files and the texts under their fields, commands from their
+parsers, routes from the applications, tables from the schema.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import ast
 import inspect
 import io
 import os
+import re
 import sys
 import tempfile
 import tokenize
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -26,10 +27,14 @@ from prometheus_client.registry import Collector
 
 import harness.cli
 import proxy.commands.main
+import sandboxes.base
 import sandboxes.cli
 import trainer.commands.main
 from harness.monitor.rule_metrics import RuleMetrics
 from harness.settings import Settings
+from harness.tasks import schema as task_schema
+from harness.tasks import verdict_options
+from harness.tasks.schema import Task
 from proxy.config import ProxyConfig
 from proxy.dashboard.app import Dashboard
 from proxy.http.admission import AdmissionGate, Capacity
@@ -62,6 +67,7 @@ def pages() -> dict[str, str]:
         "proxy": _settings_page("Settings of the proxy and the engine", "`proxy serve FILE`", ProxyConfig),
         "harness": _settings_page("Settings of a run", "`harness run FILE.toml`, and as flags", Settings),
         "trainer": _settings_page("Settings of the trainer", "`trainer launch FILE`", Config),
+        "tasks": _tasks_page(),
         "commands": _commands_page(),
         "routes": _routes_page(),
         "metrics": _metrics_page(),
@@ -90,9 +96,38 @@ def _settings_page(title: str, where: str, root: type[msgspec.Struct]) -> str:
     parts = [f"Read by {where}. Generated from `{root.__module__}`."]
     for name, section in _sections("", root):
         heading = f"## `[{name}]`" if name else "## The top of the file"
-        rows = [(f"`{key}`", f"`{kind}`", default, text) for key, kind, default, text in _fields(section)]
-        parts += [heading, _prose(section), _table(("key", "type", "default", "meaning"), rows)]
+        parts += [heading, _prose(section), _settings_table(section)]
     return _page(title, *parts)
+
+
+def _settings_table(section: type[msgspec.Struct]) -> str:
+    rows = [(f"`{key}`", f"`{kind}`", default, text) for key, kind, default, text in _fields(section)]
+    return _table(("key", "type", "default", "meaning"), rows)
+
+
+def _tasks_page() -> str:
+    """The fields of a task, each record once, under the shortest name that a task has for it."""
+    names: dict[type[msgspec.Struct], str] = {}
+    for name, record in sorted(_sections("", Task), key=lambda one: one[0].count(".")):
+        names.setdefault(record, name)
+    parts = [
+        f"A line of a task file, and the records in it. Generated from `{Task.__module__}`. [Tasks](../tasks.md) "
+        "explains them, with examples, and says how Harbor's directories become the same record."
+    ]
+    for record, name in names.items():
+        parts += [f"## `{name}`" if name else "## A task", _prose(record), _settings_table(record)]
+    named = dict(_names(task_schema, verdict_options, sandboxes.base))
+    used = [name for name in named if re.search(rf"\b{name}\b", "\n".join((*parts, *named.values())))]
+    rows = [(f"`{name}`", f"`{named[name]}`") for name in used]
+    return _page("Fields of a task", *parts, "## Types and limits", _table(("name", "is"), rows))
+
+
+def _names(*modules: ModuleType) -> Iterator[tuple[str, str]]:
+    """The names that modules give to types and numbers, with what they stand for."""
+    for module in modules:
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp | ast.Constant):
+                yield ast.unparse(node.targets[0]), ast.unparse(node.value)
 
 
 def _prose(section: type) -> str:

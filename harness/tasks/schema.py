@@ -52,12 +52,15 @@ class TaskService(Strict, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(pattern=rf"^{SERVICE_NAME}\Z")]
     """Host name of the service inside the sandbox."""
     image: TaskImage
+    """What it runs."""
     command: tuple[str, ...] = ()
     """Command line. Empty: the image's own."""
     env: dict[str, str] = {}
+    """Environment variables of its processes."""
     ready: str = ""
     """Shell command in the service that exits with 0 when it is ready. Empty: ready as soon as it runs."""
     ready_timeout: Seconds = 60
+    """Wall seconds in which it must be ready."""
 
 
 class McpServer(Strict, frozen=True, kw_only=True):
@@ -109,20 +112,26 @@ class Case(Strict, frozen=True, kw_only=True):
     output: str | None = None
     """What it must print. None: anything."""
     exit_code: int = 0
+    """How the command must end."""
     call: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z")] = ""
     """Instead of a command: MODULE:FUNCTION of the working directory, called by python3."""
     args: list[Any] = []
+    """Arguments of the function, as JSON."""
     returns: Any = None
     """What the function must return, as JSON."""
     timeout: Seconds = 10
+    """Wall seconds. A case that takes longer is wrong."""
     weight: Share = 1
+    """Its share of the reward, against the other cases'."""
 
 
 class Collect(Strict, frozen=True, kw_only=True):
     """A command that writes artifacts when the agent has ended."""
 
     command: Text
+    """Shell command."""
     timeout: Seconds = 60
+    """Wall seconds."""
     service: str = ""
     """The service that it runs in, as its image's user. Empty: the agent's sandbox, as root."""
 
@@ -135,9 +144,11 @@ class TaskLimits(Strict, frozen=True, kw_only=True):
     cpus: Share | None = None
     """CPUs that the sandbox may use at once. None: all."""
     pids: Count | None = 1024
+    """Processes and threads at once. None: unlimited."""
     disk_mb: Count | None = 4096
     """Disk space of each writable place."""
     cpu_seconds: Seconds | None = None
+    """CPU time of one command. None: unlimited."""
     output_kb: Count = 1024
     """Output that is kept of each command."""
     system_calls: tuple[str, ...] = ()
@@ -152,7 +163,9 @@ class VerifierEnvironment(Strict, frozen=True, kw_only=True):
     work: str = ""
     """Working directory. Empty: the image's."""
     env: dict[str, str] = {}
+    """Environment variables of its set-up and of the verifier, in place of the task's."""
     limits: TaskLimits = TaskLimits()
+    """What the sandbox and each command in it may use."""
     setup: str = ""
     """Shell command before the agent's artifacts enter, with the task's `setup_timeout`."""
 
@@ -173,6 +186,7 @@ class Verifier(Strict, frozen=True, kw_only=True):
     range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest reward. One outside is no verdict."""
     timeout: Seconds = 120
+    """Wall seconds; a verifier that takes longer gives no verdict."""
     user: User = "verifier"
     """User who runs the command."""
     where: Literal["fresh", "shared"] | None = None
@@ -199,6 +213,7 @@ class Checker(Strict, frozen=True, kw_only=True):
     """How the verdict on an answer is made, in the domains `reasoning` and `qa`."""
 
     kind: Literal["exact", "regex", "math", "code", "judge"]
+    """How answer and reference are compared."""
     answer: str = ""
     """exact, math: the right answer. judge: a reference for the judge, or empty."""
     pattern: str = ""
@@ -213,37 +228,49 @@ class Solution(Strict, frozen=True, kw_only=True):
     """The oracle solution. Only `harness validate` runs it."""
 
     command: Text
+    """Shell command, run where and as the agent would work."""
     directories: Directories = {}
+    """Path in the sandbox -> directory here."""
     env: dict[str, str] = {}
+    """Environment variables, in addition to the task's."""
 
 
 class Step(Strict, frozen=True, kw_only=True):
     """One step of a task: an agent and a verdict of its own, in one sandbox for all steps. None: the task's value."""
 
     name: Text
+    """Name of the step, once per task."""
     instruction: Text
+    """Text for the agent in this step."""
     verifier: Verifier
+    """How the verdict on this step is made."""
     directories: Directories = {}
     """Copied in before the step's set-up."""
     setup: str = ""
+    """Shell command before the step's agent starts."""
     timeout: Seconds | None = None
+    """Wall seconds of the step's agent."""
     min_reward: float | dict[str, float] | None = None
     """Skip the further steps when a reward of this step is lower. A number stands for {"reward": number}."""
     solution: Solution | None = None
+    """The oracle solution of this step."""
 
 
 class Task(Strict, frozen=True, kw_only=True):
     """One task."""
 
     id: Text
+    """Name of the task, once per source."""
     instruction: str = ""
     """Text for the agent. Needed, unless the steps have instructions of their own."""
     domain: Domain = "agent"
     """agent: an agent works in a sandbox. reasoning, qa: one model call, whose answer is checked."""
     verifier: Verifier = Verifier()
+    """How the verdict on the agent's work is made. A task of domain `agent` needs one."""
     checker: Checker | None = None
     """Only for the domains reasoning and qa."""
     steps: Annotated[tuple[Step, ...], msgspec.Meta(max_length=MAX_STEPS)] = ()
+    """Parts that are worked on one after the other in one sandbox."""
     steps_reward: Literal["mean", "final"] = "mean"
     """The task's reward: the mean over the steps that were judged, or the last one's."""
     image: TaskImage | None = None
@@ -267,6 +294,7 @@ class Task(Strict, frozen=True, kw_only=True):
     setup: str = ""
     """Shell command before the agent starts."""
     setup_timeout: Seconds = 120
+    """Wall seconds of set-up."""
     daemons: bool = False
     """Keep processes that set-up leaves running while the agent works and the verifier judges."""
     clean: Clean = Clean()
@@ -280,9 +308,11 @@ class Task(Strict, frozen=True, kw_only=True):
     max_tokens: Count | None = None
     """Maximum tokens that the model samples for the agent."""
     limits: TaskLimits = TaskLimits()
+    """What the sandbox and each command in it may use."""
     env: dict[str, str] = {}
     """Environment variables of set-up, agent and verifier."""
     solution: Solution | None = None
+    """The oracle solution, which only `harness validate` runs."""
     metadata: dict[str, Any] = {}
     """Stored with the rollout, never shown to the agent."""
     digest: str = ""

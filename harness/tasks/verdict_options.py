@@ -24,10 +24,15 @@ class Clean(Strict, frozen=True, kw_only=True):
     """What to do with each kind of leftover before the agent starts; harness/environment/clean_start.py lists them."""
 
     temporary: Action = "remove"
+    """Regular files below the directories for temporary files."""
     caches: Action = "remove"
+    """Caches of package managers."""
     histories: Action = "remove"
+    """What shells, REPLs, pagers and editors remember."""
     remains: Action = "remove"
+    """What runs of tests leave."""
     tests: Action = "remove"
+    """/tests, /solution, /oracle and /logs/verifier."""
     vcs: Action = "report"
     """remove: delete the branches, tags and stashes that HEAD does not contain, all reflogs and lost commits."""
     keep: list[Pattern] = []

@@ -10,7 +10,17 @@ import msgspec
 import pytest
 
 from harness.tasks import Step, Task, TaskLimits, TaskPart, Verifier, load_tasks, parts_of
-from harness.tasks.schema import Artifact, Checker, Collect, Solution, TaskImage, TaskService, VerifierEnvironment
+from harness.tasks.schema import (
+    Artifact,
+    Case,
+    Checker,
+    Collect,
+    McpServer,
+    Solution,
+    TaskImage,
+    TaskService,
+    VerifierEnvironment,
+)
 from harness.tasks.verdict_options import Augment, Clean
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
@@ -21,6 +31,8 @@ DATABASE = {"name": "db", "image": {"name": "postgres:16"}}
 TABLES = {
     "tasks.jsonl": Task,
     "verifier": Verifier,
+    "mcp": McpServer,
+    "cases": Case,
     "artifacts": Artifact,
     "collect": Collect,
     "environment": VerifierEnvironment,
