@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from proxy.engine.process import free_port
+from proxy.engine.tiny_model import make_tiny_model
 from tests.test_house import module_names
 from tests.test_pages import block_of
 
@@ -51,19 +52,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Elsewhere:
-    """An environment that has the wheel and the libraries of this one, and a directory without the sources."""
+    """An environment that has the wheel, and a directory without the sources.
 
-    def __init__(self, home: Path, wheel: Path):
+    Its libraries are those of this environment, or come from the package index in the versions of constraints.txt.
+    """
+
+    def __init__(self, home: Path, wheel: Path, index: bool = False):
         self.home, self.bin = home, home / "venv" / "bin"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
-        own = next((home / "venv" / "lib").glob("python*/site-packages"))
-        libraries = [path for path in sys.path if path.endswith("-packages")]
-        (own / "libraries.pth").write_text("\n".join(libraries))  # .pth files in those, as our own, are not read
-        install = [sys.executable, "-m", "pip", f"--python={self.bin / 'python'}", "install", "-q", "--no-deps"]
-        subprocess.run([*install, "--no-index", "--ignore-installed", str(wheel)], check=True, cwd=home)
+        if index:
+            self.installs(str(wheel))
+        else:
+            own = next((home / "venv" / "lib").glob("python*/site-packages"))
+            libraries = [path for path in sys.path if path.endswith("-packages")]
+            (own / "libraries.pth").write_text("\n".join(libraries))  # .pth files in those, as our own, are not read
+            self.installs("--no-deps", "--no-index", "--ignore-installed", str(wheel))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self.env = kept | {"PATH": f"{self.bin}:{os.environ['PATH']}"}
         self.started: list[subprocess.Popen[str]] = []
+
+    def installs(self, *words: str) -> None:
+        install = [sys.executable, "-m", "pip", f"--python={self.bin / 'python'}", "install", "-q"]
+        subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), *words], check=True, cwd=self.home)
 
     def runs(self, *words: str | Path) -> str:
         done = subprocess.run(words, cwd=self.home, env=self.env, capture_output=True, text=True)
@@ -83,26 +93,44 @@ class Elsewhere:
                 return addresses[0]
         raise AssertionError(f"{words} ended with {process.wait()}")
 
+    def ends(self) -> None:
+        """End what was started."""
+        for process in self.started:
+            process.terminate()
+            process.wait(60)
+
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[Elsewhere]:
     place = Elsewhere(tmp_path_factory.mktemp("elsewhere"), wheel)
     yield place
-    for process in place.started:
-        process.terminate()
-        process.wait(60)
+    place.ends()
 
 
-@pytest.mark.long
-def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
-    assert set(tracked(*PACKAGES)) - set(zipfile.ZipFile(wheel).namelist()) == set()
+@pytest.fixture
+def clean(tmp_path: Path, wheel: Path) -> Iterator[Elsewhere]:
+    """An environment without any extra, so without torch."""
+    place = Elsewhere(tmp_path, wheel, index=True)
+    yield place
+    place.ends()
+
+
+def test_the_wheel_holds_the_files_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert {"proxy/dashboard/static/app.js", "proxy/pool/migrations/script.py.mako", "trainer/loop.py"} <= held
+    assert held == set(tracked(*PACKAGES))
 
 
 @pytest.mark.long
 def test_the_quickstart_runs_from_the_wheel_without_the_sources(elsewhere: Elsewhere) -> None:
+    elsewhere.runs("proxy", "tiny-model", "runs/tiny")
+    quickstart(elsewhere)
+
+
+def quickstart(elsewhere: Elsewhere) -> None:
+    """Serve a script with the model in runs/tiny, run a task, look at the pool and at the dashboard."""
     where = elsewhere.runs(elsewhere.bin / "python", "-c", f"import {', '.join(PACKAGES)}; print(proxy.__file__)")
     assert where.startswith(str(elsewhere.home / "venv"))
-    elsewhere.runs("proxy", "tiny-model", "runs/tiny")
     settings = block_of("README.md", "runs/serve.toml").replace("8000", str(free_port()))
     (elsewhere.home / "runs" / "serve.toml").write_text(settings.replace("30000", str(free_port())))
     (elsewhere.home / "script.py").write_text(SCRIPT)
@@ -127,21 +155,19 @@ def test_the_quickstart_runs_from_the_wheel_without_the_sources(elsewhere: Elsew
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_wheel_brings_the_libraries_that_its_packages_import(wheel: Path, tmp_path: Path) -> None:
-    """Installed from the package index, in the versions of constraints.txt, without any extra."""
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    install = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "-c"]
-    subprocess.run([*install, str(ROOT / "constraints.txt"), str(wheel)], check=True, cwd=tmp_path)
+def test_the_quickstart_runs_with_the_libraries_that_the_wheel_brings(clean: Elsewhere) -> None:
+    """But for `proxy tiny-model`, which needs torch, of the extra `trainer`: the model is made by this environment."""
     names = [name for package in ("proxy", "harness", "sandboxes") for name in module_names(package)]
     modules = [name for name in names if ".engine.cpu" not in name and ".migrations" not in name]
     assert len(modules) > 300
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    code = f"import {', '.join(modules)}"
-    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=kept, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    said = subprocess.run([python.parent / "harness", "--help"], cwd=tmp_path, env=kept, capture_output=True, text=True)
-    assert said.stdout.startswith("usage: harness ") and said.stderr == ""
+    imports: list[str | Path] = [clean.bin / "python", "-c", f"import {', '.join(modules)}"]
+    done = subprocess.run(imports, cwd=clean.home, env=clean.env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    make_tiny_model(clean.home / "runs" / "tiny")
+    quickstart(clean)
+    clean.installs("numpy")  # of the extra `trainer`, all that its help needs; the ranks need torch and Megatron, too
+    for command in PACKAGES:
+        assert clean.runs(command, "--help").startswith(f"usage: {command} ")
 
 
 @pytest.mark.long
