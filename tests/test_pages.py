@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -379,6 +380,18 @@ def json_lines(page: str) -> list[str]:
     """The lines of a page's JSON blocks that are JSON objects by themselves."""
     blocks = re.findall(r"^```json\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
     return [line for block in blocks for line in block.splitlines() if re.fullmatch(r"\{.*\}", line)]
+
+
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = re.compile(rf"(?<![\d.]){re.escape(project['version'])}(?![\d.]*\d)")
+    assert [page for page in (*PAGES, "CHANGELOG.md") if own.search((ROOT / page).read_text())] == []
+
+
+def test_the_changelog_names_every_way_out_of_a_pool_and_into_it() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    words = ("ATIF", "chat lines", "session traces", "OpenTelemetry", "`proxy pool import`", "Grafana", "Parquet")
+    assert [word for word in words if word not in text] == []
 
 
 def test_the_table_of_the_readme_names_every_page() -> None:
