@@ -2,13 +2,16 @@
 
 A sandbox sees the host's /usr and /etc, its own home, working directory and /tmp, and the paths given as `shown`. It
 sees no other home, no run directory and no socket but the proxy's. Without a network it has only the loopback. If root
-starts it, everything inside runs under a user id that no other sandbox has.
+starts it, everything inside runs under a user id of its own, drawn from a million.
 
-A filter of system calls (`system_calls.py`) refuses what attacks on the kernel like to begin with.
+One `bwrap` process makes the namespaces and starts process 1 in them (`bubblewrap_init.py`), which starts the commands.
+Agent and verifier never share these: the verifier begins with new ones, over the same directories.
 
-Not prevented: attacks on the kernel by what is left, a full disk, reading world-readable files in /etc.
+A filter of system calls (`system_calls.py`) refuses those that attacks on the kernel usually begin with.
+
+Not prevented: attacks on the kernel through the other calls, a full disk, reading world-readable files in /etc.
 CPUs are not limited. Memory is limited by a control group where there is one (`memory_group.py`), else checked twice a
-second (`process.py`). Left out: images, root inside.
+second (`process.py`). Left out: images, services, root inside.
 """
 
 import asyncio
@@ -36,21 +39,29 @@ from sandboxes.network import forwarder
 from sandboxes.output import OutputPipe
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
+"""What every sandbox sees of this machine, as far as it exists."""
 HIDDEN = ("/etc/ssh", "/etc/ssl/private", "/etc/docker", "/etc/sudoers.d")
-"""Directories below them that no sandbox needs; an empty one covers each."""
+"""Directories below those of SYSTEM that no sandbox needs; an empty one covers each."""
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 LIBRARY = "/run/blackforge/lib"
+"""Where the package `sandboxes` is mounted inside, for process 1 to import."""
 WORK, HOME, VERIFIER_HOME = "/sandbox", "/home/agent", "/home/verifier"
+"""WORK is a path that the host is unlikely to have: `shown` paths lie at the same place inside as outside."""
 MOUNTED = {WORK: "work", "/tmp": "tmp", HOME: "home", VERIFIER_HOME: "verifier"}
 """Path inside -> name of the directory outside, for the sandbox's own directories."""
 USERS = range(1_000_000, 2_000_000)
-"""User ids for sandboxes that root starts. Small enough for old archive formats."""
+"""User ids for sandboxes that root starts. Archives in the old tar format hold ids below 2**21 only."""
+ONLY_USER = 1000
+"""User and group id inside, where an ordinary user starts the sandbox: its user namespace has no other."""
+NO_ID = "none"
+"""An id that no sandbox has, to find processes by their descent alone."""
 SHARED_BYTES = 64 << 20
 """Size of /dev/shm, the only file system inside that is memory."""
 PROBES = 3
 """Tries to start bubblewrap before it counts as not working: the probe binds the whole file system, in which mounts of
 others, such as Docker's, come and go."""
 PROGRAM = f"import sys; sys.path.insert(0, {LIBRARY!r}); from sandboxes.local.bubblewrap_init import main; main()"
+"""The Python program that is process 1. Its argument is `SandboxView.start_message`."""
 
 
 def why_not() -> str:
@@ -95,7 +106,8 @@ class BubblewrapSandboxes(ProcessSandboxes):
         if spec.image is not None or spec.profile != "strict" or spec.services:
             asked = f"image {spec.image}, profile {spec.profile}, services {[one.name for one in spec.services]}"
             raise SandboxError(f"a bubblewrap sandbox has no image, services or root of its own ({asked}); use Docker")
-        sandbox_id, directory = self._fresh("work", "home", "verifier", "tmp")
+        sandbox_id, directory = self._fresh(*MOUNTED.values())
+        # process 1 runs on this Python, whose files may lie outside of /usr; without bundles `_bundles` is Path()
         shown = [path for path in (Path(sys.base_prefix), self._bundles, *self._shown) if path.is_absolute()]
         view = SandboxView(spec, directory, shown, self._socket)
         sandbox = BubblewrapSandbox(sandbox_id, view, self.watch, spec.memory_mb)
@@ -118,10 +130,18 @@ class SandboxView:
     shown: Sequence[Path]
     socket: Path | None
     user: int | None = field(default_factory=lambda: secrets.choice(USERS) if os.getuid() == 0 else None)
-    """None: the user who started us, alone in a user namespace."""
+    """User id inside. None: ONLY_USER, which is the user who started us, alone in a user namespace."""
+
+    @property
+    def model_socket(self) -> Path | None:
+        """The proxy's socket, where the sandbox may reach it."""
+        return self.socket if self.spec.network == "model" else None
 
     def arguments(self, side: User) -> list[str]:
-        """Return bwrap's arguments up to the program. The verifier has a home that the agent never sees."""
+        """Return bwrap's arguments up to the program. The verifier has a home that the agent never sees.
+
+        bwrap mounts in the order of its arguments, so what covers a part of a mount comes after it.
+        """
         return [*self._namespaces(), *self._system(), *self._own(side), "--remount-ro", "/", "--chdir", "/"]
 
     def _namespaces(self) -> Iterator[str]:
@@ -130,8 +150,8 @@ class SandboxView:
         if self.spec.network != "full":
             yield "--unshare-net"
         if self.user is None:
-            yield from ("--unshare-user", "--uid", "1000", "--gid", "1000")
-        else:  # given up by process 1 before anything else
+            yield from ("--unshare-user", "--uid", f"{ONLY_USER}", "--gid", f"{ONLY_USER}")
+        else:  # process 1 becomes `user` with these before it does anything else, and so gives them up
             yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 
     def _system(self) -> Iterator[str]:
@@ -154,36 +174,38 @@ class SandboxView:
         yield from ("--ro-bind", str(self.directory / "passwd"), "/etc/passwd")
         yield from _bound("--ro-bind", Path(__file__).parent.parent, f"{LIBRARY}/sandboxes")
         for path in self.shown:
-            if path.exists() and not path.is_relative_to("/usr"):
+            if path.exists() and not path.is_relative_to("/usr"):  # /usr is there already
                 yield from _bound("--ro-bind", path, str(path))
-        if self.spec.network == "model" and self.socket is not None:
-            yield from _bound("--ro-bind", self.socket.parent, forwarder.DIRECTORY)
-        resolver = Path("/etc/resolv.conf").resolve()
+        if self.model_socket is not None:
+            yield from _bound("--ro-bind", self.model_socket.parent, forwarder.DIRECTORY)
+        resolver = Path("/etc/resolv.conf").resolve()  # often a link to a file in /run
         if self.spec.network == "full" and not resolver.is_relative_to("/etc") and resolver.exists():
             yield from _bound("--ro-bind", resolver, str(resolver))
 
     def start_message(self, control: int) -> str:
-        """Return the JSON argument that process 1 starts with (sandboxes/local/bubblewrap_init.py)."""
-        reaches_proxy = self.spec.network == "model" and self.socket is not None
-        target = f"unix:{forwarder.DIRECTORY}/{self.socket.name}" if reaches_proxy and self.socket else ""
+        """Return the JSON argument that process 1 starts with (sandboxes/local/bubblewrap_init.py).
+
+        `control`: the descriptor of its socket, on which requests arrive.
+        """
+        target = "" if self.model_socket is None else f"unix:{forwarder.DIRECTORY}/{self.model_socket.name}"
         message = {"control": control, "user": self.user, "processes": self.spec.pids}
         return json.dumps(message | {"listen": forwarder.LISTEN, "target": target})
 
     def prepare(self) -> None:
-        """Hand the directories to the user inside and write a passwd file with its name."""
-        inside = 1000 if self.user is None else self.user
+        """Hand the directories to the user inside and write a passwd file with its name. OSError when that fails."""
+        inside = ONLY_USER if self.user is None else self.user
         (self.directory / "passwd").write_text(
             f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{inside}:{inside}:agent:{HOME}:/bin/sh\n"
         )
         if self.user is not None:
-            for name in ("work", "home", "verifier", "tmp"):
+            for name in MOUNTED.values():
                 os.chown(self.directory / name, self.user, self.user)
 
 
 def _bound(how: str, source: Path, target: str) -> Iterator[str]:
-    """Yield the arguments of a mount whose parent directories everybody may enter."""
+    """Yield the arguments of a mount whose parent directories everybody may enter: bwrap alone would make them 0700."""
     for parent in reversed(Path(target).parents[:-1]):
-        if not str(parent).startswith("/etc"):
+        if not parent.is_relative_to("/etc"):  # mounted read-only before, with its directories
             yield from ("--perms", "0755", "--dir", str(parent))
     yield from (how, str(source), target)
 
@@ -193,15 +215,22 @@ class _Namespace:
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, side: User):
         self.process, self.side = process, side
-        loop = asyncio.get_running_loop()
+        """bwrap, and for whom it was started."""
         self.gone = exit_code_of(process)
-        self.ready: asyncio.Future[bool] = loop.create_future()
-        self._control, self._commands = control, dict[int, asyncio.Future[int]]()
+        """The exit code of bwrap, once it has ended."""
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """True once process 1 takes commands; False when it has ended before that."""
+        self._control = control
+        self._commands: dict[int, asyncio.Future[int]] = {}
+        """Number of a request -> exit code of its command, for those that have not ended."""
         self._started = 0
         self._following = asyncio.create_task(self._follow())
 
     def start(self, request: Mapping[str, object], output: int) -> asyncio.Future[int]:
-        """Ask process 1 to start a command. The future gets its exit code, or SandboxError if it cannot be started."""
+        """Ask process 1 to start a command. The future gets its exit code, or SandboxError if it cannot be started.
+
+        OSError when process 1 has ended. The request goes into a file, as it may be larger than a message can be.
+        """
         self._started += 1
         file = os.memfd_create("request")
         try:
@@ -213,6 +242,7 @@ class _Namespace:
         return self._commands.setdefault(self._started, asyncio.get_running_loop().create_future())
 
     async def _follow(self) -> None:
+        """Take the messages of process 1 until it has ended. Then all commands have ended with it."""
         loop = asyncio.get_running_loop()
         with suppress(ConnectionError):
             while message := await loop.sock_recv(self._control, 1 << 16):
@@ -237,16 +267,24 @@ class _Namespace:
             command.set_result(message["exit_code"])
 
     async def end(self) -> int:
-        """End all processes and return how many of them were the sandbox's own. The kernel ends them with process 1."""
-        processes = table()
-        own = processes_of(processes, "none", {self.process.pid})
+        """End all processes. Return how many there were besides bwrap and process 1; 0 if bwrap was killed before.
+
+        The kernel ends all others with process 1, and bwrap ends after it.
+        """
+        own = processes_of(table(), NO_ID, {self.process.pid})
         first = [process.pid for process in own if process.parent == self.process.pid]
-        for pid in first or [self.process.pid]:  # bwrap ends after process 1, and that after all the others
+        for pid in first:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if not first:  # bwrap has not come to process 1 yet, or has ended
+            self.process.kill()
         await asyncio.shield(self.gone)
+        # Process 1 ends when its socket does. Where somebody killed bwrap, it may be alive, although bwrap has
+        # --die-with-parent: the kernel forgets that when process 1 changes its user.
+        with suppress(OSError):  # closed already
+            self._control.shutdown(socket.SHUT_WR)
         await self._following
-        return len(own) - len(first) - 1
+        return sum(process.pid not in (self.process.pid, *first) for process in own)
 
 
 class BubblewrapSandbox(ProcessSandbox):
@@ -257,41 +295,54 @@ class BubblewrapSandbox(ProcessSandbox):
     def __init__(self, sandbox_id: str, view: SandboxView, watch: Any, memory_mb: int | None):
         super().__init__(sandbox_id, view.directory, watch, memory_mb)
         self.work, self.home = WORK, HOME
-        self.model_url = forwarder.URL if view.spec.network == "model" and view.socket else ""
+        self.model_url = "" if view.model_socket is None else forwarder.URL
         self._view = view
         self._namespace: _Namespace | None = None
 
     async def allow_network(self) -> None:
+        """Give it the host's network. It ends the processes: namespaces that exist keep their network."""
         await self.end_processes()
         self._view = replace(self._view, spec=replace(self._view.spec, network="full"))
 
     async def begin(self, side: User = "agent") -> None:
-        """Create the namespaces for the agent or the verifier. End the other side's processes first."""
+        """Make new namespaces for a side, in place of those that there are. SandboxError when that fails."""
         if self._namespace is not None:
             await self.end_processes()
-        self._view.prepare()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         log = self._directory / "bwrap.log"
-        with theirs, log.open("wb") as errors, TemporaryFile() as calls:
-            calls.write(system_calls.program(self._view.spec.system_calls))
-            calls.seek(0)
-            command = ["bwrap", "--seccomp", f"{calls.fileno()}", *self._view.arguments(side)]
-            command += [os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]
-            process = subprocess.Popen(
-                self.entering([*command, self._view.start_message(theirs.fileno())]),
-                env={MARK: self.id},
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=(theirs.fileno(), calls.fileno()),
-                start_new_session=True,
-            )
-        self._namespace = _Namespace(process, ours, side)
-        self.sessions.add(process.pid)
+        try:
+            self._view.prepare()
+            self._namespace = self._new_namespace(side, log)
+        except OSError as error:
+            raise SandboxError(f"bubblewrap cannot start sandbox {self.id} ({error})") from error
+        self.sessions.add(self._namespace.process.pid)
         if not await asyncio.shield(self._namespace.ready):
             lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
             raise SandboxError(f"bubblewrap cannot start sandbox {self.id} ({lines[-1]})")
+
+    def _new_namespace(self, side: User, log: Path) -> _Namespace:
+        """Start bwrap, which writes what is wrong to `log`. OSError when that fails."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            with theirs, log.open("wb") as errors, TemporaryFile() as call_filter:
+                call_filter.write(system_calls.program(self._view.spec.system_calls))
+                call_filter.seek(0)
+                # found on our own PATH, as in `why_not`: Popen would look on that of `env`, which has none
+                command = [shutil.which("bwrap") or "bwrap", "--seccomp", f"{call_filter.fileno()}"]
+                command += [*self._view.arguments(side), os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]
+                process = subprocess.Popen(
+                    self.entering([*command, self._view.start_message(theirs.fileno())]),
+                    env={MARK: self.id},
+                    stdin=subprocess.DEVNULL,
+                    stdout=errors,
+                    stderr=errors,
+                    pass_fds=(theirs.fileno(), call_filter.fileno()),
+                    start_new_session=True,
+                )
+        except BaseException:  # `_Namespace` closes it otherwise
+            ours.close()
+            raise
+        return _Namespace(process, ours, side)
 
     async def run(
         self,
@@ -301,6 +352,7 @@ class BubblewrapSandbox(ProcessSandbox):
         user: User = "agent",
         on_output: OnOutput | None = None,
     ) -> Result:
+        """See Sandbox. A command of the other side ends all processes first, and gets namespaces of its own."""
         side: User = "verifier" if user == "verifier" else "agent"
         if self._namespace is None or self._namespace.side != side or self._namespace.gone.done():
             await self.begin(side)
@@ -312,7 +364,11 @@ class BubblewrapSandbox(ProcessSandbox):
         clean = {MARK: self.id, "PATH": PATH, "HOME": home, "PWD": WORK, "TMPDIR": "/tmp", "USER": "agent"}
         clean |= {"LANG": "C.UTF-8", "TERM": "dumb"} | system_calls.environment(self._view.spec.system_calls)
         request = {"command": command, "cwd": WORK, "env": clean | dict(self._view.spec.env) | dict(env)}
-        started = self._namespace.start(request, output.writer)
+        try:
+            started = self._namespace.start(request, output.writer)
+        except OSError as error:
+            await self.end_processes()  # as a rule, process 1 has ended; the next command gets new namespaces
+            raise SandboxError(f"a command cannot be started in sandbox {self.id} ({error})") from error
         output.close_writer()
         return started
 
@@ -321,6 +377,7 @@ class BubblewrapSandbox(ProcessSandbox):
         return sum(process.cpu_seconds for process in processes_of(table(), self.id, self.sessions))
 
     def _place(self, path: str, user: User = "agent") -> SandboxPath:
+        """Return where a path of the sandbox lies outside. SandboxError when it is not below one of MOUNTED."""
         if path.startswith("/"):
             mounted = next((at for at in MOUNTED if Path(path).is_relative_to(at) and Path(path) != Path(at)), None)
             if mounted is None:
@@ -332,6 +389,7 @@ class BubblewrapSandbox(ProcessSandbox):
             base, path = self._directory / ("verifier" if user == "verifier" else "home"), path[2:]
         else:
             base = self._directory / "work"
+        # the check that it leads into `base` is that of a process sandbox
         return SandboxPath(base, super()._place(path).parts, self._view.user)
 
     async def end_processes(self) -> int:

@@ -196,19 +196,21 @@ class ProcessSandbox:
     ) -> Result:
         began = time.monotonic()
         output = OutputPipe(limits.output_bytes, on_output)
-        exit_code = await self._start(command, output, env)
         loop = asyncio.get_running_loop()
-        loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
         try:
-            ended = await self._end_of(exit_code, limits)
-            if ended == "exit" and self.was_out_of_memory():
-                ended = "memory"
-            if ended != "exit":
-                await self.end_processes()
-        finally:
-            if not exit_code.done():  # cancelled, or ended just now
-                await self.end_processes()
-            await exit_code
+            exit_code = await self._start(command, output, env)
+            loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
+            try:
+                ended = await self._end_of(exit_code, limits)
+                if ended == "exit" and self.was_out_of_memory():
+                    ended = "memory"
+                if ended != "exit":
+                    await self.end_processes()
+            finally:
+                if not exit_code.done():  # cancelled, or ended just now
+                    await self.end_processes()
+                await exit_code
+        finally:  # also where the command could not be started
             loop.remove_reader(output.reader)
             output.close()
         return Result(ended, exit_code.result(), output.text(), output.dropped, time.monotonic() - began)
@@ -228,7 +230,6 @@ class ProcessSandbox:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            output.close()
             raise SandboxError(
                 f"a command of {len(command)} bytes cannot be started in {self.work} ({error})"
             ) from error

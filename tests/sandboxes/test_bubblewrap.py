@@ -3,10 +3,13 @@
 Not covered: machines where an ordinary user may make no namespaces, other than that it is said.
 """
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +17,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from sandboxes.base import Image, Limits, SandboxError, Spec
-from sandboxes.local.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, why_not
+from sandboxes.local.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, _bound, why_not
 from sandboxes.local.leftovers import remove_orphans
 from sandboxes.local.processes import processes_of, table
 from tests.conftest import need
@@ -138,6 +141,60 @@ async def test_commands_may_be_long_and_run_side_by_side(sandbox: BubblewrapSand
     with pytest.raises(SandboxError, match="cannot be started .*Argument list too long"):
         await sandbox.run("true", Limits(), {"TEXT": text * 9})
     assert await said(sandbox, "echo still there") == "still there"
+
+
+async def test_a_command_that_cannot_be_started_leaves_no_file_open(sandbox: BubblewrapSandbox) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(SandboxError, match="Argument list too long"):
+            await sandbox.run("true", Limits(), {"TEXT": "x" * 200_000})
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+async def test_all_ends_and_begins_again_where_bwrap_was_killed(sandbox: BubblewrapSandbox) -> None:
+    await sandbox.run("sleep 600 >/dev/null &", Limits(), {})
+    bwrap = sandbox.sessions.copy().pop()
+    os.kill(bwrap, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        await sandbox.end_processes()
+        while processes_of(table(), sandbox.id):  # the kernel ends the others right after process 1
+            await asyncio.sleep(0.01)
+        assert await said(sandbox, "echo again") == "again"
+
+
+async def test_a_command_just_after_the_end_of_process_1_is_refused(sandbox: BubblewrapSandbox) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    bwrap = sandbox.sessions.copy().pop()
+    (first,) = (process.pid for process in processes_of(table(), sandbox.id) if process.parent == bwrap)
+    os.kill(first, signal.SIGKILL)
+    while processes_of(table(), sandbox.id):  # without the event loop, which would hear of it
+        time.sleep(0.01)
+    with pytest.raises(SandboxError, match=f"cannot be started in sandbox {sandbox.id} .*Broken pipe"):
+        await sandbox.run("true", Limits(), {})
+    assert len(os.listdir("/proc/self/fd")) <= opened
+    assert await said(sandbox, "echo again") == "again"
+
+
+async def test_bwrap_is_taken_from_the_path_that_was_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("bubblewrap (apt-get install bubblewrap)", not why_not())
+    own = tmp_path / "bin" / "bwrap"
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\ntouch {tmp_path}/taken\nexec {shutil.which("bwrap")} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{own.parent}:{os.environ['PATH']}")
+    await (await BubblewrapSandboxes(tmp_path / "root").start(ALONE)).stop()
+    assert (tmp_path / "taken").exists()
+
+
+async def test_namespaces_that_cannot_be_made_are_one_sentence(sandbox: BubblewrapSandbox, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "root")
+    with pytest.raises(SandboxError, match=f"bubblewrap cannot start sandbox {sandbox.id} .*No such file"):
+        await sandbox.run("true", Limits(), {}, user="verifier")
+
+
+def test_everybody_may_enter_the_parents_of_what_is_shown() -> None:
+    assert "/etcetera" in _bound("--ro-bind", Path("/etcetera/shown"), "/etcetera/shown")
+    assert "/etc/ssl" not in _bound("--ro-bind", Path("/etc/ssl/shown"), "/etc/ssl/shown")
 
 
 ORPHAN = """
