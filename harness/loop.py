@@ -103,7 +103,7 @@ class RunPlan:
         if self.mix.revisit is None:
             order = zip(islice(self.mix.order(self.seed), opened, None), repeat(None))
         else:
-            order = self.mix.unsettled(self.seed, reached, settled)
+            order = self.mix.skipping_settled(self.seed, reached, settled)
         turns = self.turns()
         for index, (task, place) in zip(count(opened) if turns is None else range(opened, turns), order, strict=False):
             scaffold = scaffold_of(index, self.seed, self.scaffolds) if task.domain == "agent" else ANSWERING

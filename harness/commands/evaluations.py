@@ -1,4 +1,8 @@
-"""`harness evaluations`: what the evaluations of a training run came to, and the matrix over the runs of its pool."""
+"""`harness evaluations`: what the evaluations of a training run came to, in two tables.
+
+The curves have the evaluations of this run. The matrix has all training runs of its pool, each with the policies of its
+first and its last finished evaluation. What counts as held out, missing or masked: proxy/pool/inspect/evaluated.py.
+"""
 
 import argparse
 import sys
@@ -39,18 +43,18 @@ def _evaluations(given: argparse.Namespace) -> int:
         elif not found:
             print(f"the evaluation of step {begun[-1].of.step} has begun; no rollout has finished yet")
         else:
-            show(make_console(), pool, found)
+            show_evaluations(make_console(), pool, found)
     return 0
 
 
-def show(console: Console, pool: Pool, found: Sequence[EvaluationPoint]) -> None:
-    """Print the curves of a training run and the matrix over all runs of the pool."""
+def show_evaluations(console: Console, pool: Pool, found: Sequence[EvaluationPoint]) -> None:
+    """Print the curves of a training run and the matrix over all training runs of the pool."""
     console.print("Mean rewards by step", curves_table(found), sep="\n")
     console.print("Mean rewards by policy", matrix_table(matrix(pool)), sep="\n")
 
 
 def curves_table(found: Sequence[EvaluationPoint]) -> Table:
-    """A table with a row for each evaluation, and for each agent and kind of tasks a column."""
+    """A table with a row for each evaluated version, by step, and a column for each agent and kind of tasks."""
     columns = sorted({point.column for point in found})
     table = _table(["step", "weights that sampled"], columns)
     for version in dict.fromkeys(point.version for point in found):
@@ -61,7 +65,7 @@ def curves_table(found: Sequence[EvaluationPoint]) -> Table:
 
 
 def matrix_table(rows: Sequence[MatrixRow]) -> Table:
-    """A table with a row for each policy, the agents that it was trained with, and what it was evaluated at."""
+    """A table with a row for each policy: its run and step, the agents it was trained with, and the same columns."""
     columns = sorted({point.column for row in rows for point in row.points})
     table = _table(["run", "step", "trained with"], columns)
     for row in rows:
@@ -71,6 +75,7 @@ def matrix_table(rows: Sequence[MatrixRow]) -> Table:
 
 
 def _table(first: Sequence[str], columns: Sequence[EvaluatedColumn]) -> Table:
+    """An empty table with the headings `first` and one more for each agent and kind of tasks."""
     table = Table(*first, box=box.SIMPLE)
     for column in columns:
         table.add_column(column.text, justify="right")
@@ -78,5 +83,6 @@ def _table(first: Sequence[str], columns: Sequence[EvaluatedColumn]) -> Table:
 
 
 def _cells(row: Sequence[EvaluationPoint], columns: Sequence[EvaluatedColumn]) -> list[str]:
+    """What a row says in each column; "-" where it was not evaluated."""
     by_column = {point.column: point.text for point in row}
     return [by_column.get(column, "-") for column in columns]

@@ -20,7 +20,7 @@ from harness.agents import INSTALLED
 from harness.agents.mix import Scaffold, check_kinds, check_servers
 from harness.anchors import Anchors
 from harness.async_pool import AsyncPool
-from harness.commands.evaluations import show
+from harness.commands.evaluations import show_evaluations
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import of_run
 from harness.environment.varied import check_unseen
@@ -378,7 +378,7 @@ def _work(
         shown = [*start_lines(start_table(pool, run_id)), *account_lines(account(pool, run_id))]
         console.print(*shown, sep="\n", soft_wrap=True)
         if work.evaluator is not None and (found := points(pool, evaluations(pool, run_id))):
-            show(console, pool, found)
+            show_evaluations(console, pool, found)
         if bias := length_bias(rows):
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")

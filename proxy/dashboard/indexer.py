@@ -50,7 +50,9 @@ class Indexer:
         except InUse:
             log.info("another dashboard of this pool builds the search index")
         except (OSError, sqlite3.Error) as error:
-            self.trouble = f"the search index {self.file} cannot be written ({error}); make its directory writable"
+            damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+            way_out = "delete it and start the dashboard again" if damaged else "make its directory writable"
+            self.trouble = f"the search index {self.file} cannot be written ({error}); {way_out}"
             log.warning("%s", self.trouble)
         except Exception as error:  # a damaged row, or a bug: the pages go on, and search says why it is not whole
             self.trouble = (

@@ -21,6 +21,7 @@ from harness.agents.mcp_forms import file_text
 from harness.agents.mix import Scaffold, check_servers
 from harness.agents.sdk.adapter import SDK_AGENTS
 from harness.cli import main
+from harness.commands.agents import bundles_of
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from harness.tasks.schema import McpServer
@@ -293,3 +294,10 @@ def test_a_task_with_mcp_servers_needs_an_agent_with_mcp(run: Callable[..., list
     words = WORDS | {"instruction": scripts.HELLO, "verifier": {"command": "grep -q words.py found"}}
     (row,) = run(tasks=[words], command=f'cp "$MCP_FILE" found; {SHELL_AGENT}')
     assert row["reward"] == 1.0, row
+
+
+def test_agents_that_share_a_bundle_install_it_once_after_the_runtime() -> None:
+    named = ["opencode-messages", "opencode", "runtime", "codex"]
+    assert [package.name for package, _ in bundles_of(named)] == ["runtime", "opencode", "codex"]
+    with pytest.raises(UserError, match="the agent 'nobody' cannot be installed; choose from: .*, runtime$"):
+        bundles_of(["codex", "nobody"])

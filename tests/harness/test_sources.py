@@ -93,18 +93,24 @@ def test_at_every_moment_each_source_has_had_its_share(tmp_path: Path) -> None:
     assert order == names(TaskMix(sources), 3, 800)
 
 
+def test_a_weight_of_0_is_refused_and_not_taken_for_1(tmp_path: Path) -> None:
+    tasks = load_tasks(lines(tmp_path / "a.jsonl", "a", 2, CHECKED))
+    with pytest.raises(UserError, match="the weight of a is 0.0; give it a number above 0"):
+        TaskMix([TaskSource("a", tasks[:1], 0.0), TaskSource("b", tasks[1:], 1.0)]).check()
+
+
 def test_settled_tasks_are_skipped_and_revisited_and_weights_hold(tmp_path: Path) -> None:
     asked = load_tasks(lines(tmp_path / "q.jsonl", "q", 4, ASKED))
     checked = load_tasks(lines(tmp_path / "a.jsonl", "a", 4, CHECKED))
     mix = TaskMix([TaskSource("q", asked, 1), TaskSource("a", checked, 3)], revisit=0.2)
-    opened = list(islice(mix.unsettled(5, [], lambda task: task.id == "a1"), 400))
+    opened = list(islice(mix.skipping_settled(5, [], lambda task: task.id == "a1"), 400))
     drawn = Counter(task.id for task, _ in opened)
     assert sum(drawn[f"a{n}"] for n in range(4)) == 300 and 15 <= drawn["a1"] <= 35
     assert [place for task, place in opened if task.id[0] == "q"] == list(range(100))
     for done in (1, 57, 200):  # resumed: it goes on behind the places that were reached
-        again = mix.unsettled(5, [place for _, place in opened[:done]], lambda task: task.id == "a1")
+        again = mix.skipping_settled(5, [place for _, place in opened[:done]], lambda task: task.id == "a1")
         assert list(islice(again, 50)) == opened[done : done + 50]
-    unskipped = islice(mix.unsettled(5, [], lambda task: False), 40)
+    unskipped = islice(mix.skipping_settled(5, [], lambda task: False), 40)
     assert [task.id for task, _ in unskipped] == names(mix, 5, 40)
 
 

@@ -12,12 +12,14 @@ import pytest
 
 from harness.agents.bundles.install import agents_directory
 from harness.cli import main
+from harness.commands.judge_options import judge_at
 from harness.tasks import Task, load_tasks
 from harness.tasks.schema import Solution
 from harness.validation.review import VERDICTS
 from harness.validation.runner import ValidationPlan, ValidationResults, prove
 from harness.validation.trials import TrialSpec, run_trial
 from harness.verdict.judge import MAX_FILE, described, read
+from proxy.pool.errors import UserError
 from sandboxes.bundles import RUNTIME_NAME, read_manifest
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
@@ -302,6 +304,17 @@ def test_what_cannot_be_meant_ends_the_start(
     file = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--sandbox", "process", *options]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [("", "has 0 words; write one"), ("key one\nkey two\n", "has 4 words; write one"), ("schlüssel", "'ascii' codec")],
+)
+def test_a_key_that_no_header_can_carry_ends_the_start(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "key").write_text(content)
+    with pytest.raises(UserError) as raised:
+        judge_at("http://127.0.0.1:9/v1", "m", str(tmp_path / "key"))
+    assert str(tmp_path / "key") in str(raised.value) and reason in str(raised.value)
 
 
 def test_the_page_explains_every_verdict() -> None:

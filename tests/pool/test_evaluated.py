@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.commands.evaluations import show
+from harness.commands.evaluations import show_evaluations
 from harness.monitor.progress import make_console
 from proxy.pool.database import Pool
 from proxy.pool.inspect.evaluated import matrix, point_line, points
@@ -69,5 +69,5 @@ def test_masked_cheats_are_counted_and_no_part_of_the_mean(pool: Pool, evaluatio
 def test_the_matrix_has_a_title_that_says_what_it_holds(
     pool: Pool, evaluation: Evaluation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(make_console(), pool, points(pool, [evaluation]))
+    show_evaluations(make_console(), pool, points(pool, [evaluation]))
     assert "Mean rewards by policy" in capsys.readouterr().out

@@ -32,6 +32,7 @@ from trainer.loss.policy_loss import policy_loss
 from trainer.megatron import cpu
 from trainer.megatron.adam import Adam, norm_of_all, scale_all
 from trainer.megatron.attention import flex
+from trainer.megatron.device import demand_gpu
 from trainer.megatron.model.experts import MoEAuxLossAutoScaler
 from trainer.megatron.model.model import PolicyModel, build_model, transformer_config
 from trainer.megatron.parallel import Ranks
@@ -145,6 +146,12 @@ def test_a_rank_has_the_gpus_settings_that_torch_reads_at_its_start(monkeypatch:
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_refused() -> None:
-    cpu.demand_gpu(local_rank=1, gpus=2)
+    demand_gpu(local_rank=1, gpus=2)
     with pytest.raises(UserError, match="rank 2 of this machine has no GPU, .* there are 2; set --nproc"):
-        cpu.demand_gpu(local_rank=2, gpus=2)
+        demand_gpu(local_rank=2, gpus=2)
+
+
+def test_what_neither_the_stub_nor_torch_cuda_has_is_a_missing_attribute() -> None:
+    assert cpu._stub.MemPool is torch.cuda.MemPool
+    with pytest.raises(AttributeError, match="torch.cuda has no such_name"):
+        cpu._stub.such_name  # noqa: B018 (reading it is the test)

@@ -44,26 +44,24 @@ def probe(precision: str, head_dim: int, ranks: int) -> TrainerProbe:
         return TrainerProbe(torch=build, error=build.error)
     import torch
 
-    from trainer.megatron.cpu import choose_device, demand_gpu, install_cpu_port
-
-    install_cpu_port()
     from trainer.megatron import adam
     from trainer.megatron.attention import magi
     from trainer.megatron.attention.kernels import kernel_for
+    from trainer.megatron.device import choose_device, demand_gpu
     from trainer.megatron.model import transformer_engine
     from trainer.policy import DTYPES
 
     device = choose_device(0)
     too_many = ""
-    if device.name.type == "cuda":
+    if device.torch_device.type == "cuda":
         try:
             demand_gpu(ranks - 1, build.devices)
         except UserError as error:
             too_many = str(error)
-    query = torch.empty(1, 1, 1, head_dim, dtype=DTYPES[precision], device=device.name)
+    query = torch.empty(1, 1, 1, head_dim, dtype=DTYPES[precision], device=device.torch_device)
     return TrainerProbe(
         torch=build,
-        device=device.name.type,
+        device=device.torch_device.type,
         backend=device.backend,
         attention=_name(kernel_for(query).__module__),
         layers="Transformer Engine's" if transformer_engine.available() else "Megatron's plain ones",

@@ -1,11 +1,11 @@
-"""The device that this process trains on, and a port of Megatron-core to machines without CUDA.
+"""How megatron.core is imported: without what nothing here uses, and where there is no CUDA, through a port to the CPU.
 
-This module chooses by whether there is a GPU; rooms that know no Megatron ask torch themselves (trainer/data and
-trainer/push). Where there is none, `install_cpu_port` installs an import hook that loads `megatron.core` from its own
-source with a few textual substitutions: `torch.cuda.X` becomes a stub of this module, `device="cuda"` becomes the CPU.
-Torch itself is not changed, and line numbers stay true.
-Left out: Megatron's inference, FSDP and resharding packages, which nothing here uses; CUDA streams and graphs, which
-become no-ops.
+`install_cpu_port` installs an import hook that loads `megatron.core` from its own source with a few textual
+substitutions: `torch.cuda.X` becomes a stub of this module, `device="cuda"` becomes the CPU. Torch itself is not
+changed, and line numbers stay true.
+
+Left out: Megatron's packages for inference, FSDP, resharding and state space models, which nothing here uses; CUDA
+streams and graphs, which become no-ops. Which device a rank has: device.py.
 """
 
 import contextlib
@@ -17,20 +17,11 @@ import sys
 import types
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from proxy.pool.errors import UserError
-
-
-@dataclass(frozen=True)
-class Device:
-    """The device for this rank's tensors, and the backend for its collectives."""
-
-    name: torch.device
-    backend: str
+from trainer.megatron.device import has_gpu
 
 
 def install_cpu_port() -> None:
@@ -38,7 +29,7 @@ def install_cpu_port() -> None:
 
     RuntimeError if megatron.core was imported before: its modules would keep their calls of torch.cuda.
     """
-    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if has_gpu() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if "megatron.core" in sys.modules:
         raise RuntimeError("megatron.core was imported before trainer.megatron; import trainer.megatron first")
@@ -50,39 +41,17 @@ def import_megatron() -> None:
     """Import megatron.core without libraries that it imports at once and that nothing here uses.
 
     They take as much CPU as the rest of a rank's start, and flash_mla, which inference alone calls, ends the process
-    where there is no driver. megatron-core 0.16.1 goes on without each of them.
+    where there is no driver. Without a GPU triton is one of them. megatron-core 0.16.1 goes on without each of them.
     """
     unused = ["wandb", "flash_mla"] if has_gpu() else ["wandb", "flash_mla", "triton"]
     absent = [name for name in unused if name not in sys.modules]
-    vars(sys)["modules"].update(dict.fromkeys(absent))  # None: importing this name raises ImportError
+    # Importing a name whose module is None raises ImportError. `vars`: the type of sys.modules allows no None.
+    vars(sys)["modules"].update(dict.fromkeys(absent))
     try:
         importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")  # and all that it needs
     finally:
         for name in absent:
             del sys.modules[name]
-
-
-def has_gpu() -> bool:
-    """Whether this process has a CUDA device."""
-    return torch.cuda.is_available()
-
-
-def choose_device(local_rank: int) -> Device:
-    """This rank's GPU with NCCL, or the CPU with gloo. `local_rank`: the rank on this machine."""
-    if not has_gpu():
-        return Device(torch.device("cpu"), "gloo")
-    demand_gpu(local_rank, torch.cuda.device_count())
-    torch.cuda.set_device(local_rank)
-    return Device(torch.device("cuda", local_rank), "nccl")
-
-
-def demand_gpu(local_rank: int, gpus: int) -> None:
-    """Raise UserError for a rank without a GPU of its own: NCCL refuses two ranks on one."""
-    if local_rank >= gpus:
-        raise UserError(
-            f"rank {local_rank} of this machine has no GPU, as ranks count from 0 and there are {gpus}; set --nproc or "
-            "torchrun's --nproc-per-node to at most that, or check CUDA_VISIBLE_DEVICES"
-        )
 
 
 class _Nothing:
@@ -95,6 +64,7 @@ class _Nothing:
 
     def __exit__(self, *args: object) -> None: ...
 
+    # The MoE dispatcher compares its stream with the current one, to wait for it if they differ. Here all are one.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Nothing)
 
@@ -112,13 +82,10 @@ class _Nothing:
 
 
 class _CpuCuda(types.ModuleType):
-    """The stub for `torch.cuda` inside megatron.core: no devices, no streams, the CPU's random generator."""
+    """The stub for `torch.cuda` inside megatron.core: no GPU, no streams, the CPU's random generator."""
 
-    amp = torch.cuda.amp
     nvtx = types.SimpleNamespace(range_push=lambda *args: None, range_pop=lambda *args: None)
     Stream = Event = _Nothing
-    CUDAGraph = torch.cuda.CUDAGraph
-    OutOfMemoryError = torch.cuda.OutOfMemoryError
 
     def current_device(self) -> torch.device:
         return torch.device("cpu")
@@ -127,7 +94,7 @@ class _CpuCuda(types.ModuleType):
         return False
 
     def device_count(self) -> int:
-        return 1
+        return 1  # the CPU: Megatron takes ranks modulo this number
 
     def nothing(self, *args: Any) -> None: ...
 
@@ -155,17 +122,22 @@ class _CpuCuda(types.ModuleType):
         torch.set_rng_state(state)
 
     def __getattr__(self, name: str) -> Any:
+        """The rest is torch.cuda's own: classes that are named and not used, decorators, questions about memory."""
+        if name not in vars(torch.cuda):
+            raise AttributeError(f"torch.cuda has no {name}")
         return vars(torch.cuda)[name]
 
 
 _stub = _CpuCuda("_cpu_cuda")
-_stub.__dict__["random"] = _stub
+_stub.__dict__["random"] = _stub  # Megatron also calls torch.cuda.random.get_rng_state
 
-# For megatron-core 0.16.1. Order matters: the first pattern must run before the general one for `torch.cuda.`.
+# For megatron-core 0.16.1. Order matters: the type names come before all other names of `torch.cuda.`, which are the
+# second pattern, and `.cuda(...)` comes after it, as its argument may be what the second pattern leaves.
 _SUBSTITUTIONS = [
     # The optimizers compare param.type() with these names; a CPU tensor's type has no `cuda` in it.
     (re.compile(r"torch\.cuda\.(Half|BFloat16|Float)Tensor"), r"torch.\1Tensor"),
     # Everything else of torch.cuda goes to the stub, which `_Loader.exec_module` puts into each module's globals.
+    # Imports of torch.cuda's modules stay as they are.
     (re.compile(r"(?<!from )(?<!import )\btorch\.cuda\."), "_cpu_cuda."),
     (re.compile(r"""device=(['"])cuda\1"""), "device=_cpu_cuda.current_device()"),
     (re.compile(r"""init_data\((['"])cuda\1\)"""), "init_data('cpu')"),
@@ -180,6 +152,7 @@ _UNTOUCHED = tuple(f"megatron.core.{part}" for part in ("inference", "distribute
 """Packages that nothing here uses and that were not checked with the substitutions."""
 
 
+# They stand for two functions of Megatron, and take the same arguments.
 def _set_rng_state(state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
     torch.set_rng_state(state)
 

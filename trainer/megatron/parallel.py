@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.terminal.progress import Advance, What, progress, unseen
 from trainer.config import Parallel
-from trainer.megatron.cpu import Device, choose_device
+from trainer.megatron.device import Device, choose_device
 
 WAITING_TIMEOUT = timedelta(days=7)
 """How long a rank waits in `Ranks.share`. Rank 0 may wait for rollouts for hours while the others sit there."""
@@ -112,7 +112,7 @@ def job() -> Iterator[Device]:
     warnings.filterwarnings("ignore", module="torch.distributed.*")
     logging.getLogger("megatron").setLevel(logging.ERROR)
     # With its device, NCCL connects the ranks at once, so what prevents it shows at the start, not within a step.
-    bound = device.name if device.backend == "nccl" else None
+    bound = device.torch_device if device.backend == "nccl" else None
     dist.init_process_group(device.backend, timeout=COMPUTING_TIMEOUT, device_id=bound)
     try:
         yield device
@@ -156,7 +156,7 @@ def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
             tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
             tensor_world=parallel.tensor,
             pipeline_world=parallel.pipeline,
-            device=device.name,
+            device=device.torch_device,
             control=dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT),
         )
     finally:

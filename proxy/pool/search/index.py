@@ -1,7 +1,8 @@
-"""The index file: an SQLite database of its own with the words of calls (FTS5) and what is searched of rollouts.
+"""The index file: an SQLite database of its own with the words of calls (FTS5) and what rollouts are filtered by.
 
-It holds no text, only which words stand where; what is shown is read from the pool. It can be deleted at any time: it
-is built again. Left out: tokens, whole tool results, which the pool does not hold as text.
+It holds no text, only which words stand where; what is shown is read from the pool. It can be deleted at any time: the
+dashboard builds it again. Left out: tokens, and whole tool results, which the pool does not hold as text. How it is
+filled: build.py; how it is asked: query.py.
 """
 
 import hashlib
@@ -14,9 +15,11 @@ from pathlib import Path
 from proxy.pool.address import parsed
 
 VERSION = 2
-"""Version of the tables below, and of the rules for events. An index of another version is built again."""
+"""Version of SCHEMA, and of the rules by which events are found. An index of another version is built again."""
 CACHE_KIB = 16 << 10
+"""Memory for pages of the file, per connection of a builder."""
 BUSY_SECONDS = 10
+"""How long a statement waits for another connection's lock."""
 SCHEMA = """
 create table meta (name text primary key, value) without rowid;
 create virtual table words using fts5 (reply, results, content='', tokenize='unicode61');
@@ -34,34 +37,41 @@ create index events_rollout on events (rollout_id);
 
 
 def place_of(pool_url: str) -> Path:
-    """Return the file of a pool's index: beside a SQLite file, else in the user's cache."""
+    """Return the file of a pool's index: beside a SQLite file, else in the user's cache under a digest of the URL."""
     address = parsed(pool_url)
     if address.get_backend_name() == "sqlite" and address.database:
         return Path(f"{Path(address.database).absolute()}.search")
-    named = address.set(password=None).render_as_string()
+    named = address.set(password=None).render_as_string()  # a new password does not make it another pool
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "blackforge" / "search" / f"{hashlib.sha256(named.encode()).hexdigest()[:16]}.search"
 
 
 def open_writer(file: Path) -> sqlite3.Connection:
-    """Open the index for its builder; make it if it is missing or of another version. sqlite3.Error, OSError."""
+    """Open the index for its builder. Make it again if it is missing, damaged or of another version.
+
+    Call it with the lock of the file (proxy/dashboard/indexer.py). sqlite3.Error or OSError when that fails.
+    """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     connection = _connected(file)
-    if _version(connection) == VERSION:
+    try:
+        if _is_current(connection):
+            _set_up(connection)
+            return connection
+        connection.close()
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{file}{ending}").unlink(missing_ok=True)
+        connection = _connected(file)
+        _set_up(connection)
+        connection.executescript(f"begin; {SCHEMA} insert into meta values ('version', {VERSION}); commit")
         return connection
-    connection.close()
-    for ending in ("", "-wal", "-shm"):
-        Path(f"{file}{ending}").unlink(missing_ok=True)
-    os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-    connection = _connected(file)
-    connection.executescript(f"begin; {SCHEMA} insert into meta values ('version', {VERSION}); commit")
-    return connection
+    except BaseException:
+        connection.close()
+        raise
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
-    """Open the index for one question; None where there is none (yet)."""
+    """Open the index for one question. None: there is none of this version (yet), or it cannot be read."""
     try:
         connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
     except sqlite3.Error:
@@ -78,22 +88,37 @@ def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def meta(connection: sqlite3.Connection, name: str) -> float | None:
-    """Return a number that the builder keeps; None: it has not kept it."""
+    """Return a number that the builder has put under a name with `keep`; None: it has not."""
     row = connection.execute("select value from meta where name = ?", (name,)).fetchone()
     return None if row is None else row[0]
 
 
 def keep(connection: sqlite3.Connection, name: str, value: float) -> None:
-    """Keep a number for the builder."""
+    """Put a number under a name, in place of an earlier one: how far the builder is, for itself and for `progress`."""
     connection.execute("insert or replace into meta values (?, ?)", (name, value))
 
 
 def _connected(file: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"cache_size=-{CACHE_KIB}"):
-        connection.execute(f"PRAGMA {pragma}")
+    os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would make it with the permissions of our umask
+    connection = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)
     connection.row_factory = sqlite3.Row
     return connection
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    """Let questions read while a builder writes, and let a power cut lose the last pieces but damage nothing."""
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"cache_size=-{CACHE_KIB}"):  # negative: in KiB
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _is_current(connection: sqlite3.Connection) -> bool:
+    """Whether it is an index of this version; False for a damaged file, too."""
+    try:
+        return _version(connection) == VERSION
+    except sqlite3.OperationalError:  # locked, or no access: this says nothing about the content
+        raise
+    except sqlite3.DatabaseError:
+        return False
 
 
 def _version(connection: sqlite3.Connection) -> float | None:

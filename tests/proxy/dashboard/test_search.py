@@ -120,6 +120,13 @@ def test_an_index_of_another_version_or_a_damaged_one_is_no_harm(tmp_path: Path,
     assert file.stat().st_mode & 0o077 == 0
     with reading(tmp_path / "none") as known:
         assert known is None
+    for content in (b"no database", file.read_bytes()[:4096] + b"x" * 50_000):
+        file.write_bytes(content)
+        with reading(file) as known:
+            assert known is None
+        built(pool, file).close()
+        with reading(file) as known:
+            assert known is not None and progress(known).whole
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ runs these layers, as that takes a GPU.
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from trainer.megatron.cpu import has_gpu
+from trainer.megatron.device import has_gpu
 
 
 def available() -> bool:
