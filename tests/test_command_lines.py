@@ -210,3 +210,10 @@ def test_bash_completes_words(module: str, words: str, expected: str) -> None:
     script = COMPLETE.format(python=sys.executable, module=module, words=words, command=words.split()[0])
     done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert (done.stdout.split(), done.stderr) == ([expected], "")
+
+
+def test_a_trainer_without_its_packages_says_what_to_install() -> None:
+    code = "import sys; sys.modules['numpy'] = None; from trainer.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
+    sentence = "error: trainer needs the package numpy, which is not installed; install blackforge[trainer]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
