@@ -34,6 +34,7 @@ from settings import ENGINE, RUN, Settings, write_sft_config, write_trainer_conf
 from benchmarks.async_runs.timed_run import write_model  # noqa: E402
 from benchmarks.result import provenance  # noqa: E402
 from harness.commands.evaluations import matrix_table  # noqa: E402
+from harness.monitor.progress import make_console  # noqa: E402
 from proxy.pool.inspect.evaluated import MatrixRow, as_json, points, trained_agents  # noqa: E402
 from proxy.pool.rollouts.runs import find_run  # noqa: E402
 from proxy.pool.training.evaluations import Evaluates, Evaluation  # noqa: E402
@@ -211,7 +212,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     directory, seed = options.pop("directory"), options.pop("seed")
     clear(directory, MARK)
-    console = Console()
+    console = make_console()
     demo = ScaffoldsRun(directory.absolute(), Sizes(**options), seed, console)
     try:
         measured = provenance("") | {"command": " ".join(["examples/scaffolds/learn.py", *sys.argv[1:]])}
