@@ -126,6 +126,7 @@ def test_the_benchmark_of_repetition_ends_with_one_json_object(tmp_path: Path) -
 def test_the_benchmark_of_the_dashboard_asks_what_the_page_of_a_run_asks() -> None:
     page = (STATIC / "pages" / "run.js").read_text()
     parts = [(STATIC / f"{name}.js").read_text() for name in re.findall(r'from "\.\./(\w+)\.js"', page)]
+    parts.append((STATIC / "figures.js").read_text())  # of the curves
     asked = {path for text in (page, *parts) for path in re.findall(r"ask\(`runs/[^`}]*}(/\w+)?`", text)}
     assert asked == set(RUN_PAGE)
 

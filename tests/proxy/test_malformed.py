@@ -33,7 +33,7 @@ from proxy.server import Gateway
 from tests.proxy.conftest import listening, served, shell_call
 from tests.proxy.generated import GRAMMARS, Request, requests
 
-FEW = settings(max_examples=80, derandomize=True, database=None, deadline=None)
+FEW = settings(max_examples=120, derandomize=True, database=None, deadline=None)
 MANY = settings(FEW, max_examples=2300, suppress_health_check=list(HealthCheck))
 REFUSALS = {400, 401, 404, 405, 413, 415, 417, 431}
 ANSWERS: list[str | ScriptedReply] = [

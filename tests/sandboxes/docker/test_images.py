@@ -81,7 +81,10 @@ async def test_a_build_says_what_it_does_while_it_goes_on(daemon: DockerSandboxe
         seen.add(daemon.making)
         await asyncio.sleep(0.05)
     await (await starting).stop()
-    assert any(re.search(r"building the image of /.*: Step \d/\d : RUN sleep 3.*\(\d+ s\)$", text) for text in seen)
+    going = re.compile(
+        r"building the image of /.*: Step \d/\d : RUN sleep 3.*\(\d+% of its steps, (about \d+ s left, )?\d+ s\)$"
+    )
+    assert any(going.search(text) for text in seen), seen
     assert any("preparing image" in text for text in seen) and daemon.making == ""
 
 
