@@ -39,7 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
     server = Sglang(config, arguments.log or arguments.config.parent / "engine.log")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with progress(f"SGLang loads {config.model}"):
+        with progress(lambda: f"SGLang loads {config.model}{server.loaded()}"):
             server.wait_healthy()
         announce(server.url, arguments.ready_file)
         while server.exited() is None:

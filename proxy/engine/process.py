@@ -70,9 +70,15 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
         return True
 
 
+def newest_text(log: Path, characters: int = 4000) -> str:
+    """The end of a log; empty where there is none yet."""
+    with suppress(FileNotFoundError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - characters))
+        return file.read().decode(errors="replace")
+    return ""
+
+
 def end_of(log: Path, lines: int = 5) -> str:
     """The last lines of a log on one line, for an error message."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4000))
-        text = file.read().decode(errors="replace")
+    text = newest_text(log)
     return " | ".join(line.strip() for line in text.splitlines() if line.strip()).split(" | ", 1)[-1][-600:] or "empty"

@@ -8,6 +8,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -34,6 +35,10 @@ CPU_TOTAL_TOKENS = 65_536
 SPECULATION = "--speculative-algorithm"
 SHARED_FILES = "/dev/shm/sglang_loads_"
 """How the files begin through which SGLang's processes tell their load. SGLang 0.5.23 never deletes them."""
+
+
+SHARDS = re.compile(r"oading[\w -]* shards: +\d+% Completed \| (\d+)/(\d+) \[[\d:]+<([\d:?]+)")
+"""The bar in the log of SGLang 0.5.23 while it loads weights: files loaded, all files, time left."""
 
 
 def on_cuda(device: str) -> bool:
@@ -117,10 +122,7 @@ class Sglang:
         return self._process.poll()
 
     def wait_healthy(self) -> None:
-        """Wait until the server answers its health check; UserError with the end of its log when it does not.
-
-        How much of the weights is loaded says only that log, in a form of SGLang's own.
-        """
+        """Wait until the server answers its health check; UserError with the end of its log when it does not."""
         deadline = time.monotonic() + START_SECONDS
         while not healthy(self.url):
             if self.exited() is not None:
@@ -130,6 +132,11 @@ class Sglang:
             time.sleep(0.2)
         # Taken down now: a server that is killed has no mappings any more.
         self._shared_files = process.mapped_files(self.pid, SHARED_FILES)
+
+    def loaded(self) -> str:
+        """How many files of the weights are loaded, and the time that the others need; empty: the log does not say."""
+        told = SHARDS.findall(process.newest_text(self.log, 1 << 14))
+        return ", {} of {} files of weights, {} left".format(*told[-1]) if told else ""
 
     def failed(self, what: str) -> str:
         """One sentence about a failure, with the end of the log."""

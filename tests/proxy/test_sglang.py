@@ -18,7 +18,7 @@ from proxy.config import EngineConfig
 from proxy.engine import repetition
 from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.process import mapped_files
-from proxy.engine.sglang import SHARED_FILES, Sglang
+from proxy.engine.sglang import SHARDS, SHARED_FILES, Sglang
 from proxy.pool.completions.records import Completion, VersionSpan
 from proxy.pool.inspect.verify import verify
 from proxy.prompt.template import ChatTemplate
@@ -28,12 +28,22 @@ from tests.proxy.conftest import SHELL, Serve, listening, user
 from tests.proxy.test_purposes import issued_key
 
 
+def test_the_bar_of_sglang_is_read() -> None:
+    began = "Multi-thread loading shards:   0% Completed | 0/163 [00:00<?, ?it/s]"
+    later = "Loading safetensors checkpoint shards:  25% Completed | 41/163 [01:07<03:21,  1.65s/it]"
+    assert SHARDS.findall(f"{began}\r{later}") == [("0", "163", "?"), ("41", "163", "03:21")]
+
+
 @pytest.mark.long
-def test_an_engine_that_is_killed_leaves_no_files_in_shared_memory(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_engine_says_what_is_loaded_and_leaves_no_files_in_shared_memory_when_it_is_killed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     need("sglang", find_spec("sglang") is not None)
     engine = Sglang(EngineConfig(model=str(tiny_model), dtype="float32"), tmp_path / "engine.log")
     try:
+        assert engine.loaded() == ""
         engine.wait_healthy()
+        assert engine.loaded() == ", 1 of 1 files of weights, 00:00 left"
         files = mapped_files(engine.pid, SHARED_FILES)
         assert files and all(file.exists() for file in files)
         os.killpg(engine.pid, signal.SIGKILL)
