@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-# five test workers keep two cores busy, as many tests wait; tests/conftest.py says which tests share one
-WORKERS ?= -n 5
+# four test workers keep two cores busy, as many tests wait (five took no less time); tests/conftest.py says which tests
+# share one
+WORKERS ?= -n 4
 export HF_HUB_OFFLINE := 1
 # Empty means no: tests start hundreds of processes from these sources, and each would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
