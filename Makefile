@@ -96,7 +96,7 @@ agents-table: install all-agents all-sdks  ## every agent at its tasks before a 
 	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py tests/proxy/sdks/test_frameworks.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
-	@echo "installing some 4 GB into $(VENV): 3 to 10 minutes, without a word"
+	@echo "installing some 4 GB into $(VENV): 2 to 10 minutes, without a word"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,docs,dev]' --config-settings editable_mode=compat
 	$(BIN)/pip install -q --no-compile --no-deps -r requirements/sglang-cpu.txt

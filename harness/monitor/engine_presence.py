@@ -64,9 +64,9 @@ class EnginePresence(Presence):
 
     async def close(self) -> None:
         await super().close()
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        client, self._client = self._client, None  # first, so that nobody asks with one that closes
+        if client is not None:
+            await client.close()
 
     async def _asked(self, **query: float) -> _Outage:
         url, admin_key = self._proxy

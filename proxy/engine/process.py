@@ -70,15 +70,15 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
         return True
 
 
-def newest_text(log: Path, characters: int = 4000) -> str:
-    """The end of a log; empty where there is none yet."""
+def newest_text(log: Path, most_bytes: int, since: int = 0) -> str:
+    """The end of a log, of what stands behind its first `since` bytes; empty where there is none yet."""
     with suppress(FileNotFoundError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - characters))
+        file.seek(max(since, log.stat().st_size - most_bytes))
         return file.read().decode(errors="replace")
     return ""
 
 
-def end_of(log: Path, lines: int = 5) -> str:
+def end_of(log: Path) -> str:
     """The last lines of a log on one line, for an error message."""
-    text = newest_text(log)
+    text = newest_text(log, 4000)
     return " | ".join(line.strip() for line in text.splitlines() if line.strip()).split(" | ", 1)[-1][-600:] or "empty"

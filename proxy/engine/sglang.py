@@ -36,9 +36,10 @@ SPECULATION = "--speculative-algorithm"
 SHARED_FILES = "/dev/shm/sglang_loads_"
 """How the files begin through which SGLang's processes tell their load. SGLang 0.5.23 never deletes them."""
 
-
 SHARDS = re.compile(r"oading[\w -]* shards: +\d+% Completed \| (\d+)/(\d+) \[[\d:]+<([\d:?]+)")
-"""The bar in the log of SGLang 0.5.23 while it loads weights: files loaded, all files, time left."""
+"""The bar in the log of SGLang 0.5.23 while it loads weights: files loaded, all files, time left (?: not known)."""
+LOG_BYTES = 1 << 14
+"""The end of the log in which its newest bar is looked for."""
 
 
 def on_cuda(device: str) -> bool:
@@ -110,6 +111,8 @@ class Sglang:
         self._port = port = config.port or process.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
+        self._earlier_bytes = log.stat().st_size if log.exists() else 0
+        """What servers before this one wrote to the log."""
         self._shared_files: set[Path] = set()
         self._process: subprocess.Popen[bytes] = process.start(command(config, port), environment(config), log)
 
@@ -135,8 +138,11 @@ class Sglang:
 
     def loaded(self) -> str:
         """How many files of the weights are loaded, and the time that the others need; empty: the log does not say."""
-        told = SHARDS.findall(process.newest_text(self.log, 1 << 14))
-        return ", {} of {} files of weights, {} left".format(*told[-1]) if told else ""
+        bars = SHARDS.findall(process.newest_text(self.log, LOG_BYTES, self._earlier_bytes))
+        if not bars:
+            return ""
+        done, files, left = bars[-1]
+        return f", {done} of {files} files of weights" + ("" if left == "?" else f", {left} left")
 
     def failed(self, what: str) -> str:
         """One sentence about a failure, with the end of the log."""

@@ -64,7 +64,7 @@ def open_writer(file: Path) -> sqlite3.Connection:
         _set_up(connection)
         connection.executescript(f"begin; {SCHEMA} insert into meta values ('version', {VERSION}); commit")
         return connection
-    except BaseException:
+    except BaseException:  # whatever it was: nobody else would close it
         connection.close()
         raise
 

@@ -5,7 +5,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -129,20 +130,16 @@ def titled(page: Page, title: str) -> None:
 
 def keyboard(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Go from the list of runs to the figures of a token, and through the other pages, without a pointer."""
-    context = opened(browser, task)
-    page = context.new_page()
-    watch = Watch(page, task["address"])
-    page.goto(task["address"])
-    page.wait_for_selector(READY, timeout=SECONDS)
-    page.keyboard.press("Tab")
-    seen = {"first": page.evaluate("document.activeElement.textContent")}
-    page.keyboard.press("?")
-    seen["help"] = page.locator("#help").inner_text()
-    page.keyboard.press("Escape")
-    seen["closed"] = not page.locator("#help").is_visible()
-    seen |= to_a_token(page, task) | searched(page) | behaved(page, task)
-    seen["troubles"] = watch.troubles
-    context.close()
+    with visited(browser, task) as (page, watch):
+        page.wait_for_selector(READY, timeout=SECONDS)
+        page.keyboard.press("Tab")
+        seen = {"first": page.evaluate("document.activeElement.textContent")}
+        page.keyboard.press("?")
+        seen["help"] = page.locator("#help").inner_text()
+        page.keyboard.press("Escape")
+        seen["closed"] = not page.locator("#help").is_visible()
+        seen |= to_a_token(page, task) | searched(page) | behaved(page, task)
+        seen["troubles"] = watch.troubles
     return seen
 
 
@@ -225,6 +222,17 @@ def behaved(page: Page, task: dict[str, Any]) -> dict[str, str]:
     return seen
 
 
+@contextmanager
+def visited(browser: Browser, task: dict[str, Any], size: str = "desktop") -> Iterator[tuple[Page, Watch]]:
+    """Yield a page of the dashboard, opened with the token, and what is watched of it."""
+    context = opened(browser, task, size)
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    yield page, watch
+    context.close()
+
+
 def live(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Wait until a page shows a text that is not there yet; say how the line is meanwhile."""
     context = opened(browser, task)
@@ -243,128 +251,109 @@ def live(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 def lay(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Find a run by a part of its name and lay it over another one."""
-    context = opened(browser, task)
-    page = context.new_page()
-    watch = Watch(page, task["address"])
-    page.goto(task["address"])
-    go(page, task, f"/run/{task['run']}")
-    field = page.get_by_label("lay a run over it")
-    field.press_sequentially(task["part"])
-    page.wait_for_selector(f"datalist option[value='{task['name']}']", state="attached", timeout=SECONDS)
-    field.fill(task["name"])
-    field.press("Enter")
-    page.wait_for_selector(f"button.chip:has-text('{task['name']}')", timeout=SECONDS)
-    page.wait_for_selector(f".legend li:has-text('{task['name']}')", timeout=SECONDS)
-    charts = page.locator("figure.chart")
-    legends = {
-        figure.locator(".title").inner_text(): figure.locator(".legend li").all_inner_texts() for figure in charts.all()
-    }
-    seen = {"url": page.url, "legends": legends, "troubles": watch.troubles}
-    context.close()
+    with visited(browser, task) as (page, watch):
+        go(page, task, f"/run/{task['run']}")
+        field = page.get_by_label("lay a run over it")
+        field.press_sequentially(task["part"])
+        page.wait_for_selector(f"datalist option[value='{task['name']}']", state="attached", timeout=SECONDS)
+        field.fill(task["name"])
+        field.press("Enter")
+        page.wait_for_selector(f"button.chip:has-text('{task['name']}')", timeout=SECONDS)
+        page.wait_for_selector(f".legend li:has-text('{task['name']}')", timeout=SECONDS)
+        charts = page.locator("figure.chart")
+        legends = {
+            figure.locator(".title").inner_text(): figure.locator(".legend li").all_inner_texts()
+            for figure in charts.all()
+        }
+        seen = {"url": page.url, "legends": legends, "troubles": watch.troubles}
     return seen
 
 
 def places(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Choose kinds of events and scroll through a log; load each of the addresses that came of it again."""
-    context = opened(browser, task, task["size"])
-    page = context.new_page()
-    watch = Watch(page, task["address"])
-    page.goto(task["address"])
-    go(page, task, f"{task['rollout']}&view=events")
-    page.locator(".pane .chip", has_text="retry loop").click()
-    seen = {"events": page.url}
-    page.reload()
-    page.wait_for_selector(".events li", timeout=SECONDS)
-    seen["kinds"] = page.locator(".events .badge").all_inner_texts()
-    seen["pressed"] = page.locator(".pane .chip[aria-pressed=true]").all_inner_texts()
-    go(page, task, f"{task['rollout']}&view=log")
-    page.get_by_role("button", name="earlier").click()
-    page.wait_for_selector(".log [data-at='0']", timeout=SECONDS)
-    page.evaluate("document.querySelector('.pane').scrollTop = 30000; window.scrollBy(0, 30000)")
-    page.wait_for_timeout(800)
-    seen["log"] = page.url
-    page.reload()
-    page.wait_for_selector(".log [data-at]", timeout=SECONDS)
-    page.wait_for_timeout(1000)
-    seen["log again"], seen["place"] = page.url, page.evaluate(IN_SIGHT)
-    seen["troubles"] = watch.troubles
-    context.close()
+    with visited(browser, task, task["size"]) as (page, watch):
+        go(page, task, f"{task['rollout']}&view=events")
+        page.locator(".pane .chip", has_text="retry loop").click()
+        seen = {"events": page.url}
+        page.reload()
+        page.wait_for_selector(".events li", timeout=SECONDS)
+        seen["kinds"] = page.locator(".events .badge").all_inner_texts()
+        seen["pressed"] = page.locator(".pane .chip[aria-pressed=true]").all_inner_texts()
+        go(page, task, f"{task['rollout']}&view=log")
+        page.get_by_role("button", name="earlier").click()
+        page.wait_for_selector(".log [data-at='0']", timeout=SECONDS)
+        page.evaluate("document.querySelector('.pane').scrollTop = 30000; window.scrollBy(0, 30000)")
+        page.wait_for_timeout(800)
+        seen["log"] = page.url
+        page.reload()
+        page.wait_for_selector(".log [data-at]", timeout=SECONDS)
+        page.wait_for_timeout(1000)
+        seen["log again"], seen["place"] = page.url, page.evaluate(IN_SIGHT)
+        seen["troubles"] = watch.troubles
     return seen
 
 
 def names(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """How a rollout's page names calls, each with its title: findings, the tree, events, a token of an earlier call."""
-    context = opened(browser, task)
-    page = context.new_page()
-    watch = Watch(page, task["address"])
-    page.goto(task["address"])
-    titled_texts = "found => found.map(each => [each.textContent.trim(), each.title])"
-    go(page, task, f"{task['rollout']}&view=events")
-    seen = {
-        "findings": page.locator("#page details li > span[title]").evaluate_all(titled_texts),
-        "severities": page.locator("#page details li > .badge").evaluate_all(
-            "found => found.map(each => [each.textContent, each.classList.contains('bad')])"
-        ),
-        "tree": page.locator("[role=treeitem]").evaluate_all("found => found.map(each => each.title)"),
-        "events": page.locator(".events a").evaluate_all(titled_texts),
-        "text": page.locator("#page").inner_text(),
-    }
-    page.locator(".events a").last.click()
-    page.wait_for_selector(".turns .own", timeout=SECONDS)
-    seen["event"] = page.url
-    seen["turn"] = page.locator(".turns .own h3 a").evaluate_all(titled_texts)
-    go(page, task, f"{task['rollout']}&view=tokens")
-    page.locator(".tokens .earlier").last.hover()
-    seen["token"] = page.locator(".tip span", has_text="sampled by").evaluate_all(titled_texts)
-    seen["troubles"] = watch.troubles
-    context.close()
+    with visited(browser, task) as (page, watch):
+        titled_texts = "found => found.map(each => [each.textContent.trim(), each.title])"
+        go(page, task, f"{task['rollout']}&view=events")
+        seen = {
+            "findings": page.locator("#page details li > span[title]").evaluate_all(titled_texts),
+            "severities": page.locator("#page details li > .badge").evaluate_all(
+                "found => found.map(each => [each.textContent, each.classList.contains('bad')])"
+            ),
+            "tree": page.locator("[role=treeitem]").evaluate_all("found => found.map(each => each.title)"),
+            "events": page.locator(".events a").evaluate_all(titled_texts),
+            "text": page.locator("#page").inner_text(),
+        }
+        page.locator(".events a").last.click()
+        page.wait_for_selector(".turns .own", timeout=SECONDS)
+        seen["event"] = page.url
+        seen["turn"] = page.locator(".turns .own h3 a").evaluate_all(titled_texts)
+        go(page, task, f"{task['rollout']}&view=tokens")
+        page.locator(".tokens .earlier").last.hover()
+        seen["token"] = page.locator(".tip span", has_text="sampled by").evaluate_all(titled_texts)
+        seen["troubles"] = watch.troubles
     return seen
 
 
 def folds(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """The tool calls of a page as they are drawn, then after keys alone have opened or closed each."""
-    context = opened(browser, task)
-    page = context.new_page()
-    watch = Watch(page, task["address"])
-    page.goto(task["address"])
-    go(page, task, task["where"])
-    uses = page.locator("details.use")
-    drawn = "found => found.map(each => [each.open, each.firstChild.innerText, each.innerText])"
-    seen = {"first": uses.evaluate_all(drawn), "scripts": page.locator("#page script, #page img").count()}
-    for number in range(uses.count()):
-        reach(page, "Tab", f".turns .own > details:nth-of-type({number + 1}) > summary")
-        page.keyboard.press("Enter")
-    seen |= {"then": uses.evaluate_all(drawn), "troubles": watch.troubles}
-    if task.get("axe"):
-        page.evaluate(Path(task["axe"]).read_text())
-        seen["axe"] = serious(page)
-    context.close()
+    with visited(browser, task) as (page, watch):
+        go(page, task, task["where"])
+        uses = page.locator("details.use")
+        drawn = "found => found.map(each => [each.open, each.firstChild.innerText, each.innerText])"
+        seen = {"first": uses.evaluate_all(drawn), "scripts": page.locator("#page script, #page img").count()}
+        for number in range(uses.count()):
+            reach(page, "Tab", f".turns .own > details:nth-of-type({number + 1}) > summary")
+            page.keyboard.press("Enter")
+        seen |= {"then": uses.evaluate_all(drawn), "troubles": watch.troubles}
+        if task.get("axe"):
+            page.evaluate(Path(task["axe"]).read_text())
+            seen["axe"] = serious(page)
     return seen
 
 
 def hostile(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
     """Results of tools, the end of what an agent printed and its beginning; then go on by a key."""
-    context = opened(browser, task)
-    page = context.new_page()
-    watch = Watch(page, task["address"])
-    page.goto(task["address"])
-    go(page, task, task["rollout"])
-    seen: dict[str, Any] = {"results": page.locator(".turns > .tool pre").all_text_contents()}
-    made = "() => document.querySelectorAll('#page :is(script, img, iframe, b b)').length"
-    seen["made"] = [page.evaluate(made)]
-    go(page, task, f"{task['rollout']}&view=log")
-    page.get_by_role("button", name="earlier").click()
-    page.wait_for_function("() => document.querySelectorAll('.log span').length > 2", timeout=SECONDS)
-    ends = page.locator(".log").text_content() or ""
-    go(page, task, f"{task['rollout']}&view=log&log=0")
-    begins = page.locator(".log").text_content() or ""
-    seen |= {"begins": begins[:400], "ends": ends[-200:], "sizes": [len(begins), len(ends)]}
-    seen["wide"] = page.evaluate(TOO_WIDE)
-    seen["made"].append(page.evaluate(made))
-    page.keyboard.press("e")
-    page.wait_for_selector(".events li", timeout=SECONDS)
-    seen |= {"title": page.title(), "troubles": watch.troubles, "elsewhere": watch.elsewhere, "url": page.url}
-    context.close()
+    with visited(browser, task) as (page, watch):
+        go(page, task, task["rollout"])
+        seen: dict[str, Any] = {"results": page.locator(".turns > .tool pre").all_text_contents()}
+        made = "() => document.querySelectorAll('#page :is(script, img, iframe, b b)').length"
+        seen["made"] = [page.evaluate(made)]
+        go(page, task, f"{task['rollout']}&view=log")
+        page.get_by_role("button", name="earlier").click()
+        page.wait_for_function("() => document.querySelectorAll('.log span').length > 2", timeout=SECONDS)
+        ends = page.locator(".log").text_content() or ""
+        go(page, task, f"{task['rollout']}&view=log&log=0")
+        begins = page.locator(".log").text_content() or ""
+        seen |= {"begins": begins[:400], "ends": ends[-200:], "sizes": [len(begins), len(ends)]}
+        seen["wide"] = page.evaluate(TOO_WIDE)
+        seen["made"].append(page.evaluate(made))
+        page.keyboard.press("e")
+        page.wait_for_selector(".events li", timeout=SECONDS)
+        seen |= {"title": page.title(), "troubles": watch.troubles, "elsewhere": watch.elsewhere, "url": page.url}
     return seen
 
 
@@ -391,24 +380,20 @@ def stranger(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
 
 def act(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
     """Open a page, then do one thing after another: [what, selector, ...]; say after each what the page shows."""
-    context = opened(browser, task)
-    page = context.new_page()
-    watch = Watch(page, task["address"])
-    page.goto(task["address"])
-    go(page, task, task["page"])
-    seen = [shown(page, watch, task)]
-    for what, *given in task.get("acts", []):
-        if what == "go":
-            go(page, task, *given)
-        elif what == "reload":
-            page.reload()
-            page.wait_for_selector(READY, timeout=SECONDS)
-        else:
-            selector, *rest = given
-            getattr(page.locator(selector).first, what)(*rest)
-        page.wait_for_timeout(task.get("settle", 700))
-        seen.append(shown(page, watch, task))
-    context.close()
+    with visited(browser, task) as (page, watch):
+        go(page, task, task["page"])
+        seen = [shown(page, watch, task)]
+        for what, *given in task.get("acts", []):
+            if what == "go":
+                go(page, task, *given)
+            elif what == "reload":
+                page.reload()
+                page.wait_for_selector(READY, timeout=SECONDS)
+            else:
+                selector, *rest = given
+                getattr(page.locator(selector).first, what)(*rest)
+            page.wait_for_timeout(task.get("settle", 700))
+            seen.append(shown(page, watch, task))
     return seen
 
 
@@ -438,8 +423,7 @@ def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
 
 DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
     "look": look, "keyboard": keyboard, "live": live, "lay": lay, "places": places, "names": names, "folds": folds,
-    "hostile": hostile, "stranger": stranger, "act": act,
-    "pictures": pictures,
+    "hostile": hostile, "stranger": stranger, "act": act, "pictures": pictures,
 }  # fmt: skip
 
 if __name__ == "__main__":
