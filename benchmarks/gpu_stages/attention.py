@@ -127,7 +127,8 @@ def differences(scene: Scene, heads: Heads) -> dict[str, Any]:
     """The largest relative difference of float64 by the dense mask, over random tries: output and gradients."""
     worst: dict[str, dict[str, float]] = {}
     for seed in range(2 if scene.small else 8):
-        layout = trie(random.Random(seed), 12, 40 if scene.small else 400)
+        # The first is shorter than a block of the kernel, for which torch would choose another one.
+        layout = trie(random.Random(seed), 12, 40 if scene.small else 400) if seed else trie(random.Random(0), 6, 30)
         for dtype in (torch.float32, torch.bfloat16):
             tensors = inputs(scene, heads, layout.queries[1], dtype, seed)
             exact = passes(dense(layout, heads.scale), [one.detach().double().requires_grad_() for one in tensors])

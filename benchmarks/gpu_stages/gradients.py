@@ -46,14 +46,14 @@ def figures(scene: Scene) -> Iterator[dict[str, Any]]:
 
 
 def passes(policy: Policy, rows: list[TrainingRow], logits_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logprobs, and the gradient of each tensor, on the CPU."""
+    """Logprobs, and the gradient of each tensor."""
     policy.model.logits_tokens = logits_tokens
     policy.ddp.zero_grad_buffer()
     packed, tokens = pack(rows, policy.shard)
     logp = policy.ddp(packed)[packed.branches]
     policy_loss(logp, tokens, RULE)[0].backward()
-    gradients = {name: param.main_grad.cpu().clone() for name, param in policy.model.named_parameters()}
-    return logp.detach().float().cpu(), gradients
+    gradients = {name: param.main_grad.clone() for name, param in policy.model.named_parameters()}
+    return logp.detach().float(), gradients
 
 
 def compared(

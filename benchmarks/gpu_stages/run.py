@@ -36,14 +36,14 @@ class Stage:
 
 
 STAGES = (
-    Stage("attention", 110),
-    Stage("stack", 90),
-    Stage("long_paths", 60),
-    Stage("step", 85),
-    Stage("demo_replay", 55),
-    Stage("mixture", 40),
-    Stage("gradients", 55),
-    Stage("compiled", 45),
+    Stage("attention", 95),
+    Stage("stack", 68),
+    Stage("long_paths", 62),
+    Stage("step", 115),
+    Stage("demo_replay", 48),
+    Stage("mixture", 52),
+    Stage("gradients", 60),
+    Stage("compiled", 40),
 )
 """The most telling first. The module of each has its name."""
 QUICK_LIMIT = 240

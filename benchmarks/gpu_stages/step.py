@@ -1,16 +1,19 @@
 """Stage 4: one train step of a model in the shape of Qwen3-1.7B, from the lease to exported weights, by parts.
 
-The order and the functions are those of trainer/loop.py. The pool is a file of random rollouts; then the same batch
-once more with what is in `update` timed by itself (benchmarks/steps.py).
+The order and the functions are those of trainer/loop.py. The pool is a file of random rollouts. What is in `update` is
+also timed by itself (benchmarks/steps.py), and by the device's kernels.
 """
 
 import shutil
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_stages.models import DENSE_SMALL, QWEN3_1_7B, make_config, write_model
 from benchmarks.gpu_stages.scene import Scene, one_rank
@@ -29,15 +32,18 @@ from trainer.config.batch import BatchConfig
 from trainer.config.step import step_options
 from trainer.data.assemble import assemble
 from trainer.data.packing import key_cost, plan
+from trainer.data.row import TrainingRow
 from trainer.loop import save
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
-from trainer.policy import Policy
+from trainer.policy import LossFunction, Policy
 from trainer.report.flops import flops, merged
 from trainer.run_state import RunState
 
 BATCH = Workload(groups=8, members=8, turns=6, prompt=2000, observed=200, sampled=200, vocabulary=151_936)
 SMALL = Workload(groups=2, members=2, turns=2, prompt=32, observed=8, sampled=8)
+KERNELS = 20
+"""Kernels that are named."""
 DISK_BYTES = 40 * 10**9
 """Checkpoint and exported model take 28 GB."""
 
@@ -58,6 +64,8 @@ def figures(scene: Scene) -> Iterator[dict[str, Any]]:
         for parts in step(scene, laps, config, policy, run):
             yield {"seconds_by_part": laps.seconds} | parts
         yield {"update": scene.tried(lambda: update_by_parts(scene, policy, play))}
+        # Last, as it waits for the disk: a stage that takes too long has all other figures.
+        yield {"seconds_by_part": laps.seconds} | publish(scene, laps, config, policy, run)
 
 
 def fill(pool: Pool, run_id: int, groups: list[LeasedGroup]) -> None:
@@ -100,7 +108,24 @@ def step(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: Run
         "update_tokens_per_s": work.tokens / seconds,
         "update_mfu": None if top is None else flops(policy.shape, work) / seconds / top,
     }
-    yield publish(scene, laps, config, policy, run)
+    yield {"kernels": scene.tried(lambda: kernels(policy, micros[0], batch.tokens, loss))}
+
+
+def kernels(policy: Policy, rows: list[TrainingRow], tokens: int, loss: LossFunction) -> dict[str, Any]:
+    """Where the time of a micro-batch and the optimizer's step goes: the dearest kernels' share of the device's time.
+
+    `busy`: the device's time over the clock's. On a CPU the operations take the kernels' place.
+    """
+    on = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
+    began = time.perf_counter()
+    with profile(activities=[on]) as profiler:
+        policy.update([rows], tokens, loss, 1e-6)
+    seconds = time.perf_counter() - began
+    kind = "device" if on is ProfilerActivity.CUDA else "cpu"
+    micros = {event.key: getattr(event, f"self_{kind}_time_total") for event in profiler.key_averages()}
+    dearest = sorted(micros, key=lambda name: -micros[name])[:KERNELS]
+    total = sum(micros.values())
+    return {"busy": total / 1e6 / seconds, "share": {name[:100]: micros[name] / total for name in dearest}}
 
 
 def publish(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: RunState) -> dict[str, Any]:

@@ -103,7 +103,8 @@ artifacts = ["/srv/calls", {source = "/srv/calls", service = "api"}, {source = "
 environment_mode = "separate"
 collect = [
     {service = "api", command = "n=$(wc -l < calls); sleep 1; echo $(($(wc -l < calls) - n)) $PWD > later"},
-    {command = "mkdir /srv; echo lies > /srv/calls; (while wget -q -O - $CALL/late; do :; done) >/dev/null 2>&1 &"},
+    {command = "mkdir /srv; echo lies > /srv/calls; (while wget -q -O - $CALL/late; do :; done) >/dev/null 2>&1 & \
+wget -q -O - $CALL/late"},
     {command = "sleep 100", service = "api", timeout_sec = 1},
 ]
 [environment]
