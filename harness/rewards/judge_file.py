@@ -70,8 +70,13 @@ def load_judge_file(path: Path, otherwise: str = "") -> JudgeFile:
 
 
 def key_of(model: JudgeModel) -> str:
-    """Return a judge's API key; UserError when its file cannot be read."""
+    """Return a judge's API key, "" where it names no file; UserError when the file cannot be read or is empty."""
+    if not model.key_file:
+        return ""
     try:
-        return Path(model.key_file).read_text(encoding="ascii").strip() if model.key_file else ""
+        key = Path(model.key_file).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise UserError(f"the key of the judge {model.model} cannot be read ({error}); correct key_file") from error
+    if not key:  # without a key, litellm would take one from the environment in silence
+        raise UserError(f"the key of the judge {model.model} is empty; write it into {model.key_file}")
+    return key

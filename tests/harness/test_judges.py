@@ -13,7 +13,7 @@ from aiohttp import web
 from harness.async_pool import AsyncPool
 from harness.rewards import ask as asking
 from harness.rewards.ask import read_answer
-from harness.rewards.judge_file import JudgeFile, JudgeModel, load_judge_file
+from harness.rewards.judge_file import JudgeFile, JudgeModel, key_of, load_judge_file
 from harness.rewards.judges import TrajectoryJudges, agreed, prompt
 from harness.rewards.scorer import RolloutFacts, Score
 from proxy.engine.scripted import Fault
@@ -192,3 +192,14 @@ def test_a_judge_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, text: 
     (tmp_path / "judge.toml").write_text(text)
     with pytest.raises(UserError, match=sentence):
         load_judge_file(tmp_path / "judge.toml")
+
+
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path) -> None:
+    """litellm would take another key from the environment, and nobody would know whose."""
+    model = JudgeModel(model="m", key_file=str(tmp_path / "key"))
+    for text, sentence in (("\n", "the key of the judge m is empty; write it into .*key"), ("ü", "cannot be read")):
+        (tmp_path / "key").write_text(text)
+        with pytest.raises(UserError, match=sentence):
+            key_of(model)
+    (tmp_path / "key").write_text("secret\n")
+    assert key_of(model) == "secret"
