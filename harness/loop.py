@@ -319,6 +319,8 @@ class RunLoop:
     def _cancel(self, rollout_ids: Iterable[int], kind: str) -> None:
         """Cancel rollouts that have their outcome in the pool."""
         for rollout_id in rollout_ids:
+            if rollout_id in self._called_off:  # still cleaning up, which another cancellation would cut short
+                continue
             self._called_off[rollout_id] = kind
             self._board.add(Outcome(attempt_id=None, reward=None, failure=kind))
             if rollout_id in self._running:

@@ -12,6 +12,9 @@ from typing import Any
 
 from sandboxes.local.process import default_root, make_sandbox_directory
 
+DATA = ("metadata", "args", "returns")
+"""Fields of a task that hold the user's own data, in which a name means nothing."""
+
 
 def moved(task: Any, to: Callable[[str], str]) -> Any:
     """Replace each directory of this machine that a task (as builtins) names."""
@@ -26,7 +29,7 @@ def moved(task: Any, to: Callable[[str], str]) -> Any:
         elif name == "image" and isinstance(value, dict) and value.get("directory"):
             replaced[name] = value | {"directory": to(value["directory"])}
         else:
-            replaced[name] = value if name == "metadata" else moved(value, to)  # metadata is the user's own
+            replaced[name] = value if name in DATA else moved(value, to)
     return replaced
 
 

@@ -82,7 +82,8 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
         reward=verdict.reward,
         failure=failure,
         detail=detail,
-        reward_parts={"verifier": verdict.reward, **verdict.parts},
+        # Last, as a verifier may write a part of this name, which no range has checked.
+        reward_parts={**verdict.parts, "verifier": verdict.reward},
         integrity=await attempt.integrity(),
     )
 

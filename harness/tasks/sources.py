@@ -57,6 +57,8 @@ class LoadedTasks:
 def load_sources(sources: Sequence[str]) -> LoadedTasks:
     """Load every task of the sources. UserError for the first fault, and when no task is left to run."""
     refused: list[str] = []
+    if not sources:
+        raise UserError("the list of tasks is empty; name a JSONL file or directories with a task.toml")
     if len(sources) == 1 and sources[0].endswith(".toml"):
         mix = _mix(Path(sources[0]), refused)
     else:

@@ -7,6 +7,7 @@ import sys
 import tarfile
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,13 +17,16 @@ from harness.environment import archive as archives
 from harness.environment import file_manifest
 from harness.environment.archive import Entry, TooMuch, unpack
 from harness.environment.augment import every
+from harness.environment.file_manifest import FileDifference
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.environment.varied import vary
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
 from harness.verdict.carried import carry
+from harness.verdict.carried.compare import Comparison, compare
 from harness.verdict.carried.git import harmless
+from harness.verdict.carried.steering import configures_pytest
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.fresh import gives_verdict_untouched
 from harness.verdict.isolation import verifier_sandbox
@@ -155,6 +159,73 @@ async def test_what_steers_a_verifier_stays_as_it_was(sandboxes: ProcessSandboxe
     assert sorted(path.partition("/work/")[2] for path in findings.restored) == ["pyproject.toml", "tests/conftest.py"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pyproject.toml", '[tool]\npytest.ini_options.addopts = "--collect-only"'),
+        ("pyproject.toml", "[tool . pytest.ini_options]"),
+        ("pyproject.toml", '["tool"."py\\u0074est".ini_options]'),
+        ("pyproject.toml", f"#{'#' * (1 << 20)}\n[tool.pytest.ini_options]"),
+        ("pyproject.toml", f"[tool]\n{'a.' * 100_000}a = 1"),
+        ("pyproject.toml", f"a = {'[' * 10_000}"),
+        ("tox.ini", "#\r[pytest]\raddopts = --collect-only\r"),
+        ("setup.cfg", "#\x0b[tool:pytest]\x0baddopts = --collect-only"),
+        ("setup.cfg", "\ufeff[tool:pytest] # x"),
+    ],
+)
+def test_a_section_for_pytest_is_found_however_it_is_written(name: str, content: str) -> None:
+    assert configures_pytest(name, content.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pyproject.toml", '[project]\ndependencies = ["pytest>=8"]\n[tool.ruff]\nline-length = 120'),
+        ("tox.ini", "[testenv:pytest]\ncommands = pytest"),
+        ("setup.cfg", "[options]\ninstall_requires = pytest[toml]"),
+    ],
+)
+def test_a_project_file_that_only_mentions_pytest_travels(name: str, content: str) -> None:
+    assert not configures_pytest(name, content.encode())
+
+
+async def test_no_project_file_travels_that_is_too_long_to_be_looked_at(sandboxes: ProcessSandboxes) -> None:
+    agent = "(head -c 1048576 /dev/zero | tr '\\0' '#'; printf '\\n[tool.pytest.ini_options]\\n') > pyproject.toml"
+    shown, findings = await carried(sandboxes, agent, tree(), files=TESTS)
+    assert shown == "" and [Path(path).name for path in findings.removed] == ["pyproject.toml"]
+
+
+async def test_neither_a_link_nor_an_old_directory_becomes_a_package_that_shadows_a_module(
+    sandboxes: ProcessSandboxes,
+) -> None:
+    agent = "mkdir evil; touch evil/__init__.py html/__init__.py; ln -s evil random; ln -s evil mine"
+    shown, findings = await carried(sandboxes, agent, tree(), "mkdir html; touch html/page")
+    assert shown == "./evil ./evil/__init__.py ./html ./html/page ./mine"
+    assert sorted(path.partition("/work/")[2] for path in findings.removed) == ["html/__init__.py", "random"]
+
+
+def test_what_steers_a_verifier_stays_where_the_artifact_lies_above_the_working_directory(tmp_path: Path) -> None:
+    described = {"command": "true", "files": TESTS, "artifacts": [{"path": "/app"}]}
+    task = msgspec.convert(HELLO | {"profile": "harbor", "work": "/app/src", "verifier": described}, Task)
+    sandbox = SimpleNamespace(work="/app/src", home="/root")
+    archives = []
+    for name, files in (("before", []), ("now", ["src/conftest.py", "src/json.py", "src/calc.py", "beside"])):
+        (tmp_path / name / "src").mkdir(parents=True)
+        for file in files:
+            (tmp_path / name / file).write_text("x")
+        archives.append(io.BytesIO())
+        with tarfile.open(fileobj=archives[-1], mode="w") as archive:
+            archive.add(tmp_path / name, "app")
+    [place] = carry.places_of(task, sandbox)  # type: ignore[arg-type]
+    given = Comparison(task=task, place=place, modules=list, staging=tmp_path / "staging", limit=1 << 30)
+    findings = IsolationFindings(FileDifference(), [], [], [])
+    compare(given, archives[1], archives[0], findings)
+    assert sorted(findings.removed) == ["/app/src/conftest.py", "/app/src/json.py"]
+    assert (
+        sorted(file.name for file in given.staging.rglob("*.*")) == ["calc.py"] and (given.staging / "beside").exists()
+    )
+
+
 async def test_a_module_that_the_image_has_installed_is_not_replaced(
     sandboxes: ProcessSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +245,24 @@ git config core.fsmonitor 'touch ~/ran' && echo '* filter=x' | tee .gitattribute
 mkdir -p .git/hooks && printf '#!/bin/sh\\ntouch ~/ran\\n' > .git/hooks/post-index-change && chmod +x .git/hooks/*
 git -c filter.x.clean=cat -c core.fsmonitor= add -A && echo more > file
 """
+
+
+IN_HALVES = """
+git init -q . && git add -A && git -c user.name=a -c user.email=b@c commit -qm a
+printf '#!/bin/sh\\ntouch ~/ran\\n' > lie; chmod +x lie; mkdir -p g/worktrees/x common
+mv .git/objects .git/refs common; mv .git/HEAD .git/index g/worktrees/x; mv .git/config common; rm -r .git
+echo ../../../common > g/worktrees/x/commondir; echo 'gitdir: g/worktrees/x' > .git
+git config -f common/config diff.external "./lie"; git config -f common/config filter.x.clean ./lie
+echo '* filter=x' > .gitattributes; echo more > file
+"""
+
+
+async def test_git_obeys_nothing_of_a_repository_in_two_halves(sandboxes: ProcessSandboxes) -> None:
+    """git asks for no HEAD in the half that a `commondir` names, and that half has the configuration."""
+    show = "git status --short; git diff >/dev/null; cat common/config; test -e ~/ran && echo ran"
+    shown, findings = await carried(sandboxes, IN_HALVES, show, "echo x > file")
+    assert "M file" in shown and "./lie" not in shown and not shown.endswith("ran"), shown
+    assert [path.partition("/work/")[2] for path in findings.restored] == ["common/config"]
 
 
 async def test_git_obeys_nothing_of_the_agents(sandboxes: ProcessSandboxes) -> None:

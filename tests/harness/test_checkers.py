@@ -10,7 +10,7 @@ from aiohttp import web
 
 from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verdict.checkers import CheckerContext, check_answer, final_answer, read_score
+from harness.verdict.checkers import CheckerContext, check_answer, code_blocks, final_answer, read_score
 from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict
 from sandboxes.local.process import ProcessSandboxes
@@ -118,3 +118,10 @@ async def test_a_judge_in_trouble_is_a_missing_reward(
 def test_the_last_score_counts() -> None:
     assert read_score('{"score": 0} and then {"score": 1, "reason": "x"} end') == 1.0
     assert read_score("") is None
+
+
+async def test_fences_that_nothing_closes_are_read_once(using: CheckerContext) -> None:
+    """Each was compared with all that follows it: 20,000 of them held up the whole harness for minutes."""
+    endless = "```python\n" * 20_000
+    assert await check_answer(task("code", path="answer.py", verifier=TESTS), endless, using) == Verdict(0.0)
+    assert code_blocks(f"{DOUBLE}{endless}") == ["wrong\n", "def double(n):\n    return 2 * n\n"]

@@ -16,10 +16,10 @@ from sqlalchemy import select
 from harness.agents.command import CommandAgent
 from harness.agents.mix import Scaffold
 from harness.async_pool import AsyncPool
-from harness.loop import RunLoop, RunPlan
+from harness.loop import RunLoop, RunPlan, _RunningRollout
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
-from harness.rollout.context import Budgets, RunContext, StageSlots
+from harness.rollout.context import Budgets, Cancellation, RunContext, StageSlots
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix, TaskSource
@@ -233,6 +233,34 @@ async def test_a_paused_run_waits_and_dropped_tasks_are_cancelled_and_opened_no_
         await running
     rows = [(row.task, row.failure) for row in run_summary(pool, run_id)]
     assert Counter(rows) == {("a", "called_off"): 2, ("b", "called_off"): 1}
+
+
+async def test_a_rollout_that_is_called_off_twice_counts_once_and_cleans_up(
+    context: RunContext, run_id: int, board: Board
+) -> None:
+    """Two rules may drop tasks one after the other, while the first one's rollouts still stop their sandboxes."""
+    loop = RunLoop(
+        context,
+        run_id,
+        RunPlan(mix=TaskMix([TaskSource("t", [task()])]), scaffolds=[], group_size=1, concurrency=1),
+        board,
+    )
+    cleaned = []
+
+    async def rollout() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(0.05)
+            cleaned.append(True)
+
+    loop._running[1] = _RunningRollout(asyncio.create_task(rollout()), Cancellation())
+    await asyncio.sleep(0)
+    for _ in range(2):
+        loop._cancel([1], "called_off")
+        await asyncio.sleep(0.01)
+    await asyncio.gather(loop._running[1].task, return_exceptions=True)
+    assert cleaned and "1 called_off" in board.line(), board.line()
 
 
 async def test_agents_share_a_run_by_weight_and_those_held_out_are_not_trained(

@@ -14,6 +14,8 @@ from harness.rewards.rescore import rescore
 from harness.rewards.scorer import RolloutFacts, Score
 from harness.rollout.context import RunContext
 from harness.rollout.run import run_rollout
+from harness.verdict import verifier
+from harness.verdict.rewards import from_json
 from proxy.pool.errors import UserError
 from proxy.pool.functions import process
 from proxy.pool.rollouts.groups import Outcome
@@ -36,6 +38,7 @@ def brief(task, verdict, rollout):
     return Verdict(verdict["reward"] / len(turns), {f"turn:{turns[0]['turn']}": 0.1})
 def half(task, verdict, rollout):
     return {None: 0.25, 1.0: 0.5}[verdict["reward"]] if verdict["why"] or verdict["reward"] else 7
+def given(task, verdict, rollout): return verdict["reward"]
 def bare(task, verdict, rollout): return {"speed": 1}
 def text(task, verdict, rollout): return "1"
 def endless(task, verdict, rollout): return {"reward": float("inf")}
@@ -66,6 +69,17 @@ def ask(context: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return outcome
 
     return scored
+
+
+async def test_a_part_that_a_verifier_calls_verifier_replaces_no_reward(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`verifier.range` holds for the reward alone. Only reward.json has parts, which needs a container."""
+    monkeypatch.setattr(
+        verifier, "from_text", lambda text, source: from_json(b'{"reward": 0.5, "verifier": 9}', source)
+    )
+    outcome = await ask("given", verifier={"command": 'echo 0.5 > "$REWARD_FILE"'})
+    assert (outcome.reward, outcome.reward_parts) == (0.5, {"verifier": 0.5})
 
 
 async def test_a_function_makes_the_reward_of_verdict_and_trajectory(ask: Ask) -> None:

@@ -241,7 +241,9 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
     (tmp_path / "tests/run.sh").chmod(0o755)
     where = str(tmp_path / "tests")
     step = {"verifier": {"directories": {"/tests": where}}, "directories": {}}
-    task = {"image": {"directory": where}, "steps": [step], "metadata": {"directories": {"x": "kept"}}}
+    data = {"directories": {"x": "kept"}, "image": {"directory": "kept"}}
+    step["verifier"]["cases"] = [{"call": "m:f", "args": [data], "returns": data}]
+    task = {"image": {"directory": where}, "steps": [step], "metadata": data}
     assert directories_of(task) == [where]
     root = own_place()
     unpacked(packed([where]), root)

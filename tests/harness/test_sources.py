@@ -43,6 +43,8 @@ def test_a_task_that_is_refused_leaves_the_others(tmp_path: Path) -> None:
     loaded = load_sources([str(tmp_path)])
     assert [task.id for task in loaded.mix.tasks] == ["one"]
     assert loaded.refused == [f"{tmp_path / 'two'}: environment.gpus is not offered: sandboxes have none"]
+    with pytest.raises(UserError, match="the list of tasks is empty; name a JSONL file"):
+        load_sources([])
     with pytest.raises(UserError, match="no task can run: all 1 were left out, the first because .*gpus"):
         load_sources([str(tmp_path / "two")])
 

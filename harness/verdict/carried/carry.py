@@ -133,12 +133,13 @@ def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
     """The task's artifacts as places. AttemptFailed when the working directory is the whole file system."""
     places = []
     for artifact in artifacts_of(task):
-        root = PurePosixPath(root_of(artifact, sandbox))
-        below = str(root.relative_to(sandbox.work)) if root.is_relative_to(sandbox.work) else None
+        root, work = PurePosixPath(root_of(artifact, sandbox)), PurePosixPath(sandbox.work)
+        below = str(root.relative_to(work)) if root.is_relative_to(work) else None
+        inside = str(work.relative_to(root)) if below is None and work.is_relative_to(root) else None
         if str(root) == "/":
             detail = "the working directory is /, which cannot be carried into a fresh sandbox"
             raise AttemptFailed("verifier", f"{detail}; give the task `work`, `verifier.artifacts` or where = 'shared'")
-        places.append(Place(artifact, str(root), "" if below == "." else below))
+        places.append(Place(artifact, str(root), "" if below == "." else below, inside))
     return places
 
 

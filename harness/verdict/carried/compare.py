@@ -16,7 +16,8 @@ from harness.verdict.carried.git import harmless, obeyed, repositories
 from harness.verdict.carried.steering import Steering
 from harness.verdict.findings import IsolationFindings
 
-CONFIG_BYTES = 1 << 20
+CONFIG_BYTES = 1 << 18
+"""Longest configuration that is looked at; of a longer one nothing travels."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Place:
     """Its absolute path in the agent's sandbox."""
     below: str | None
     """Its path below the working directory; empty for that itself, None for a place elsewhere."""
+    work: str | None = None
+    """The working directory's path below it, for a place above that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,9 @@ def _drop_links(given: Comparison, before: Mapping[str, Entry], now: dict[str, E
 def _places_of_verifier(given: Comparison) -> list[PurePosixPath]:
     """Where the verifier's files and directories will lie below the place, in relation to it."""
     root, below = PurePosixPath(given.place.root), given.place.below
-    work = None if below is None else PurePosixPath(*root.parts[: len(root.parts) - len(PurePosixPath(below).parts)])
+    work = None if given.place.work is None else root / given.place.work
+    if below is not None:
+        work = PurePosixPath(*root.parts[: len(root.parts) - len(PurePosixPath(below).parts)])
     paths = [path for path in (*given.task.verifier.files, *given.task.verifier.directories) if path[:2] != "~/"]
     full = [(work or root.parent) / path for path in paths if work or path.startswith("/")]
     return [path.relative_to(root) for path in full if path.is_relative_to(root)]
@@ -152,14 +157,25 @@ def _set_apart(given: Comparison, before: Mapping[str, Entry], now: Mapping[str,
         for path in obeyed(repository, now)
         if now[path] != before.get(path) and now[path] != Entry("directory")
     ]
-    if given.place.below is not None:
+    return apart + _steering(given, before, now)
 
-        def beginning(path: str) -> bytes:
-            with (given.staging / path).open("rb") as file:
-                return file.read(CONFIG_BYTES)
 
-        apart += Steering(given.task, given.place.below, before, now, given.modules).paths(beginning)
-    return apart
+def _steering(given: Comparison, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> list[str]:
+    """The paths that would steer the verifier, where the place holds the working directory or lies in it."""
+    if given.place.below is None and given.place.work is None:
+        return []
+    above = "" if given.place.work is None else f"{given.place.work}/"
+
+    def read(path: str) -> bytes | None:
+        file = given.staging / above / path
+        return file.read_bytes() if file.stat().st_size <= CONFIG_BYTES else None
+
+    inside = [
+        {path.removeprefix(above): entry for path, entry in one.items() if path.startswith(above)}
+        for one in (before, now)
+    ]
+    steering = Steering(given.task, given.place.below or "", inside[0], inside[1], given.modules)
+    return [above + path for path in steering.paths(read)]
 
 
 def _disarm(given: Comparison, before: Mapping[str, Entry], now: dict[str, Entry], findings: IsolationFindings) -> None:

@@ -25,13 +25,18 @@ _VARIABLE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:=\s*(.*?))?\s*")
 
 
 def repositories(entries: Mapping[str, Entry]) -> list[str]:
-    """The directories that git may take for a repository."""
-    heads = [path[: -len("HEAD")] for path in entries if path == "HEAD" or path.endswith("/HEAD")]
-    return [
-        at
-        for at in heads
-        if (f"{at}objects" in entries and f"{at}refs" in entries) or f"{at}commondir" in entries or at.endswith(".git/")
-    ]
+    """The directories that git may take for a repository, or for the part of one that a `commondir` names.
+
+    Of that part git asks only for `objects` and `refs`, and obeys its configuration.
+    """
+    heads, shared = (_beside(name, entries) for name in ("HEAD", "objects"))
+    own = {at for at in heads if f"{at}commondir" in entries or at.endswith(".git/")}
+    return sorted(own | {at for at in shared if f"{at}refs" in entries})
+
+
+def _beside(name: str, entries: Iterable[str]) -> set[str]:
+    """The directories, with a slash at the end, that hold something of this name."""
+    return {path[: -len(name)] for path in entries if path == name or path.endswith(f"/{name}")}
 
 
 def obeyed(repository: str, entries: Iterable[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ Left out: what a verifier calls by name, as `make test` does. A task's `verifier
 
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +20,9 @@ from harness.environment.protected_files import RUNNERS, is_kept
 from harness.tasks import Task
 
 PROJECT_FILES = ("pyproject.toml", "tox.ini", "setup.cfg")
-PYTEST_SECTION = re.compile(rb"^\s*\[+\s*(?:tool[:.]\s*)?[\"']?pytest", re.MULTILINE)
+INI_SECTIONS = ("pytest", "tool:pytest")
+LONGEST_KEY = 500
+"""Dots in a line of TOML. The time that Python takes to read a key grows with the square of its parts."""
 METADATA = re.compile(r".*\.(?:dist-info|egg-info|egg-link|egg)")
 MODULE = re.compile(r"([A-Za-z_]\w*)(?:\.[\w-]+)*\.(?:py|pyc|so|pyd)")
 OWN_NAMES = {"test", "this", "antigravity", "idlelib", "turtledemo", "setup"}
@@ -54,6 +57,23 @@ def _brought(task: Task) -> set[str]:
     return {file.parent.name for files in packages for file in files}
 
 
+def configures_pytest(name: str, content: bytes | None) -> bool:
+    """Whether pytest would take its configuration from a project file. True also where that cannot be told."""
+    if content is None:
+        return True
+    try:
+        # What pytest's own readers take for lines: \r ends one, too.
+        lines = content.decode().splitlines()
+        if not name.endswith(".toml"):
+            return any(line.partition("]")[0].lstrip(" \t\ufeff[") in INI_SECTIONS for line in lines if "[" in line)
+        if any(line.count(".") > LONGEST_KEY for line in lines):
+            return True
+        tool = tomllib.loads(content.decode()).get("tool", {})
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(tool, dict) or "pytest" in tool
+
+
 class Steering:
     """Finds what would steer the verifier in one agent's working directory, or in a part of it."""
 
@@ -73,10 +93,10 @@ class Steering:
         self._installed: Collection[str] | None = None
         self._brought = _brought(task)
 
-    def paths(self, read: Callable[[str], bytes]) -> list[str]:
+    def paths(self, read: Callable[[str], bytes | None]) -> list[str]:
         """The topmost paths that would steer the verifier, whose state from before the agent counts instead.
 
-        `read` gives the beginning of a file of the agent's.
+        `read` gives a file of the agent's, None for one that is too long to be looked at.
         """
         either = sorted({*self._before, *self._now})
         steers = {path for path in either if self._differs(path) and self._steers(path, read)}
@@ -87,8 +107,10 @@ class Steering:
         entry = self._now.get(path)
         return entry != self._before.get(path) or (entry is not None and entry.kind == "directory")
 
-    def _steers(self, path: str, read: Callable[[str], bytes]) -> bool:
+    def _steers(self, path: str, read: Callable[[str], bytes | None]) -> bool:
         parent, _, name = path.rpartition("/")
+        if self._makes_package(path):
+            return True
         if parent not in self._places or not name or is_kept(self._task, f"/{path}"):
             return False
         new = path not in self._before
@@ -100,14 +122,25 @@ class Steering:
         if re.fullmatch(r"__init__\.\w+", name):
             return new or parent in self._beside
         if name in PROJECT_FILES and path in self._now and entry.kind != "directory":
-            return entry.kind == "link" or bool(PYTEST_SECTION.search(read(path)))
+            return entry.kind == "link" or configures_pytest(name, read(path))
         return new and self._shadows(path, name, entry)
+
+    def _makes_package(self, path: str) -> bool:
+        """Whether this makes a package that shadows a module of a directory that was there before and was none."""
+        directory, _, name = path.rpartition("/")
+        parent, _, package = directory.rpartition("/")
+        if not re.fullmatch(r"__init__\.\w+", name) or path in self._before or directory not in self._before:
+            return False
+        kept = is_kept(self._task, f"/{path}") or is_kept(self._task, f"/{directory}")
+        return parent in self._places and not kept and self._is_module(package)
 
     def _shadows(self, path: str, name: str, entry: Entry) -> bool:
         """Whether Python would import this instead of an installed module. A directory without __init__ comes last."""
         if entry.kind != "directory":
             module = MODULE.fullmatch(name)
-            return module is not None and self._is_module(module[1])
+            if module is not None:
+                return self._is_module(module[1])
+            return entry.kind == "link" and self._is_module(name)  # to a directory, which Python imports as a package
         below = (other for other in self._now if other.startswith(f"{path}/__init__."))
         return next(below, None) is not None and self._is_module(name)
 
