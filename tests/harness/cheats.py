@@ -127,6 +127,7 @@ MODULES = {
         victim="script",
     ),
     "a package beside the checker": Way(script=plant(LIAR, "json/__init__.py"), victim="script"),
+    "a link to a package": Way(script=plant(LIAR, "evil/__init__.py") + "ln -s evil random", victim="script"),
     "compiled code without its source": Way(
         script=plant(LIAR, "x.py") + python("compiles.py", "x.py", "json.pyc") + "rm x.py", victim="script"
     ),
@@ -156,6 +157,10 @@ PYTEST_FILES = {
     "pyproject.toml": Way(
         script=plant('[tool.pytest.ini_options]\\naddopts = "--collect-only"', "pyproject.toml"), victim="pytest"
     ),
+    "pyproject.toml with dotted keys": Way(
+        script=plant('[tool]\\npytest.ini_options.addopts = "--collect-only"', "pyproject.toml"), victim="pytest"
+    ),
+    "tox.ini with other ends of lines": Way(script=plant(rf"#\r[pytest]\r{COLLECT}\r", "tox.ini"), victim="pytest"),
     "pytest.ini": Way(
         script=plant(rf"[pytest]\n{COLLECT}", "pytest.ini", ".pytest.ini", "tests/pytest.ini"), victim="pytest"
     ),
@@ -318,6 +323,12 @@ REPOSITORY = {
     ),
     "an included configuration of git": Way(
         script=f"{GIT}printf '[diff]\\nexternal = %s\\n' $p > more; git config include.path $PWD/more", victim="git"
+    ),
+    "a repository in two halves": Way(
+        script=f"{GIT}git config diff.external $p; mkdir -p g/worktrees/x common; mv .git/objects .git/refs common\n"
+        "mv .git/HEAD .git/index g/worktrees/x; mv .git/config common; rm -r .git\n"
+        "echo ../../../common > g/worktrees/x/commondir; echo 'gitdir: g/worktrees/x' > .git",
+        victim="git",
     ),
     "a repository elsewhere": Way(
         script=f"{GIT}git config diff.external $p; mv .git /tmp/.g; echo 'gitdir: /tmp/.g' > .git", victim="git"
