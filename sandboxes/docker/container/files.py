@@ -88,7 +88,16 @@ class ContainerFiles:
 
     async def read(self, path: str, limit: int) -> bytes | None:
         content = bytearray()
-        code = await self._bounded(self._command(READ, path, str(limit)), content.extend, READ_SECONDS)
+
+        def add(chunk: bytes) -> None:
+            content.extend(chunk)
+            if len(content) > limit + CHUNK:  # with room for what a head that fails says
+                raise SandboxError(
+                    f"reading {path} in {self._container} gave more than the {limit} bytes that were asked for, so its "
+                    "head or shell was replaced; use a fresh sandbox"
+                )
+
+        code = await self._bounded(self._command(READ, path, str(limit)), add, READ_SECONDS)
         if code not in (0, 3):
             raise SandboxError(f"{path} cannot be read in {self._container} (exit code {code}: {content[-200:]!r})")
         return None if code else bytes(content[:limit])

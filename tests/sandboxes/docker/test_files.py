@@ -134,6 +134,13 @@ async def test_a_forged_archive_is_refused_in_a_sentence(harbor: DockerSandbox, 
             await harbor.get("files", tmp_path / "back")
 
 
+async def test_a_replaced_head_does_not_fill_our_memory(harbor: DockerSandbox) -> None:
+    await harbor.write("file", "text")
+    await says(harbor, r"printf '#!/bin/sh\nexec dd if=/dev/zero bs=1M count=4\n' >/usr/bin/head")
+    with pytest.raises(SandboxError, match="file .*gave more than the 10 bytes that were asked for, so its head"):
+        await harbor.read("file", limit=10)
+
+
 async def test_restoring_what_an_agent_touched_is_bounded_work(
     harbor: DockerSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
