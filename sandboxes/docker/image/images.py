@@ -194,7 +194,8 @@ class Images:
         if self._router is None or not dockerfile.is_file():
             return
         near = own_addresses() if self._daemon.local else []
-        if fault := await asyncio.to_thread(forbidden_source, dockerfile.read_text(errors="replace"), near):
+        text = dockerfile.read_bytes().decode(errors="replace")  # as it is: to Docker a lone \r ends no line
+        if fault := await asyncio.to_thread(forbidden_source, text, near):
             raise ImageError(f"the image of {dockerfile.parent} is not built: {fault}")
 
     async def _prepared(self, image: str, name: str, work: str, key: str) -> tuple[str, bool]:

@@ -18,6 +18,19 @@ from sandboxes.docker.image.remote_sources import forbidden_source
         "ADD http://2130706433/ /x",
         "ADD http:\\//10.0.0.1/ /x",
         'ADD http:"//"10.0.0.1/ /x',
+        "ADD http:\\\n//169.254.169.254/latest/meta-data/ /x",
+        "ADD a \\\n\n http://169.254.169.254/latest/ /x",
+        "ADD a \\\r\n\r\n http://169.254.169.254/latest/ /x",
+        "AD\\\nD http://169.254.169.254/ /x",
+        "# c\n# escape=`\nFROM x\nADD http:\\\n//169.254.169.254/ /x",
+        "# escape=`\nFROM x\nADD http:`//169.254.169.254/ /x",
+        "RUN echo \\\\\nADD http://169.254.169.254/ /x",
+        "ADD a\fhttp://169.254.169.254/ /x",
+        "ADD a\rhttp://169.254.169.254/ /x",
+        "ADD a \\\n\x1c# http://169.254.169.254/ /x",
+        r'ADD --chown="1 1" ["http:\u002f\u002f10.0.0.1/x", "/x"]',
+        r'ADD ["http:\u002f\u002f10.0.0.1/x", "/x"] more',
+        'ADD -- ["http://10.0.0.1/x","/x"]',
     ],
 )
 def test_a_private_source_is_refused(lines: str) -> None:
@@ -29,7 +42,8 @@ def test_an_unknown_source_is_refused_and_this_machines_addresses_count() -> Non
     assert "what a variable stands for is not known before" in forbidden_source("ADD https://$HOST/ /x")
     assert "what a variable stands for is not known before" in forbidden_source("ENV X=ttp://10.0.0.1\nADD h${X}/ /x")
     assert "its host cannot be looked up" in forbidden_source("ADD http://nowhere.invalid/ /x")
-    assert forbidden_source("ADD http://192.0.32.8/ /x") == ""
+    for words in ("http://192.0.32.8/ /x", '["http://192.0.32.8/", "a", "/x"]', "--chown=$U:$U http://192.0.32.8/ /x"):
+        assert forbidden_source(f"ADD {words}") == ""
     assert "is private or near" in forbidden_source("ADD http://192.0.32.8/ /x", ["192.0.32.8"])
 
 
