@@ -3,7 +3,8 @@
 A program of its own, `python -I -S relay.py LISTEN TARGET` with tcp:HOST:PORT or unix:PATH for each, that runs under
 any Python from 3.9 on, inside of sandboxes and in relay containers. It prints `ready` once it listens; with `check` as
 a third argument it exits with a sentence when the target cannot be reached at the start. Each half of a connection ends
-by itself; a broken half ends both. It does not look at the bytes, so the target decides what is allowed.
+by itself; a broken half ends both, and so does the target's end after some seconds, as nobody hears the caller then. It
+does not look at the bytes, so the target decides what is allowed.
 """
 
 import asyncio
@@ -15,19 +16,26 @@ from contextlib import suppress
 
 CHUNK = 1 << 16
 BACKLOG = 1024
+GRACE_SECONDS = 5.0
+MAX_CONNECTIONS = 4096
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
-    """Pass connections on until cancelled."""
+    """Pass connections on until cancelled. Those above MAX_CONNECTIONS at a time are ended at once."""
+    passing: set[asyncio.StreamWriter] = set()
 
     async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            further = await connected(target)
-        except OSError:  # the caller sees a connection that ends, and may try again
+        if len(passing) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
-        await joined((reader, writer), further)
+        passing.add(writer)
+        try:
+            await joined((reader, writer), await connected(target))
+        except OSError:  # the caller sees a connection that ends, and may try again
+            writer.transport.abort()
+        finally:
+            passing.remove(writer)
 
     kind, where = parsed(listen)
     if kind == "unix":
@@ -43,17 +51,20 @@ async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
         await server.serve_forever()
 
 
-async def joined(one: Streams, other: Streams) -> None:
-    """Pass bytes on in both directions until both have ended. An error in one ends both."""
-    ways = [asyncio.ensure_future(pump(one[0], other[1])), asyncio.ensure_future(pump(other[0], one[1]))]
+async def joined(caller: Streams, target: Streams) -> None:
+    """Pass bytes on in both directions until both have ended, or the target's has for some seconds. Errors end both."""
+    there, back = (asyncio.ensure_future(pump(*way)) for way in ((caller[0], target[1]), (target[0], caller[1])))
     broken = True  # also where this is cancelled, or thrown away at the end of its event loop
     try:
-        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
+        done, left = await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
+        if left and not any(way.exception() for way in done):
+            more, _ = await asyncio.wait(left, timeout=GRACE_SECONDS if back in done else None)
+            done |= more
         broken = any(way.exception() for way in done)
     finally:
-        for way in ways:
+        for way in (there, back):
             way.cancel()
-        for _, writer in (one, other):
+        for _, writer in (caller, target):
             writer.transport.abort() if broken else writer.close()
 
 

@@ -109,6 +109,36 @@ async def test_many_connections_at_once_leave_nothing_behind(chain: Chain) -> No
     await _until(lambda: chain.descriptors() == idle)
 
 
+async def test_who_stays_after_the_targets_end_is_let_go(chain: Chain) -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    await chain.before(cut)
+    idle = chain.descriptors()
+    clients = await asyncio.gather(*(chain.connect() for _ in range(50)))
+    assert await asyncio.gather(*(reader.read() for reader, _ in clients)) == [b""] * 50
+    await _until(lambda: chain.descriptors() == idle)  # though no client has closed its end
+    for _, writer in clients:
+        writer.close()
+
+
+async def test_connections_above_the_limit_are_ended_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 1)
+    listening, place = asyncio.Event(), str(tmp_path / "s")
+    server = await asyncio.start_server(answer_after_the_end, "127.0.0.1", 0)
+    target = f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    serving = asyncio.create_task(relay.serve(f"unix:{place}", target, listening.set))
+    await listening.wait()
+    first = await asyncio.open_unix_connection(place)
+    await asyncio.sleep(0.05)
+    for taken, answer in ((await asyncio.open_unix_connection(place), b""), (first, b"0")):
+        taken[1].write_eof()
+        assert await taken[0].read() == answer
+        taken[1].close()
+    serving.cancel()
+    server.close()
+
+
 async def test_whoever_goes_away_is_missed_at_the_other_end(chain: Chain) -> None:
     gone = asyncio.Event()
 
