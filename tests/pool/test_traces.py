@@ -91,6 +91,16 @@ class Numbers:
     added = whole
 
 
+def test_documents_that_name_no_session_are_rollouts_of_their_own(pool: Pool, tmp_path: Path) -> None:
+    agent, steps = {"name": "other", "version": "1"}, [{"step_id": 1, "source": "agent", "message": "said"}]
+    document = json.dumps({"schema_version": "ATIF-v1.8", "agent": agent, "steps": steps})
+    (tmp_path / "lines.jsonl").write_text(f"{document}\n\n{document}\n")
+    (tmp_path / "one.json").write_text(document)
+    counts = import_atif(pool, "d", [tmp_path], None)
+    assert (counts.documents, counts.groups, counts.rollouts) == (3, 3, 3)
+    assert [len(each.completions) for each in rollouts(pool, RolloutFilter(run="d"))] == [2, 2, 2]
+
+
 def nested(levels: int) -> dict[str, Any]:
     """A document with this many sub-agents, each in the one before."""
     document: dict[str, Any] = {}

@@ -84,14 +84,14 @@ def documents(file: Path, offset: int | None = None) -> Iterator[ReadTrajectory]
     try:
         with file.open("rb") as data:
             if file.suffix != ".jsonl":
-                yield from _read(data.read(DOCUMENT_BYTES + 1), str(file), 0)
+                yield from _read(data.read(DOCUMENT_BYTES + 1), str(file), 0, str(file))
                 return
             at, number = data.seek(offset or 0), 0
             while line := data.readline(DOCUMENT_BYTES + 1):
                 number += 1
                 place = f"{file}:{number}" if offset is None else f"{file}, byte {offset}"
                 if line.strip():
-                    yield from _read(line, place, at)
+                    yield from _read(line, place, at, f"{file}, byte {at}")
                 if offset is not None:
                     return
                 at += len(line)
@@ -110,8 +110,11 @@ def count_documents(file: Path) -> int:
         return 1
 
 
-def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
-    """Yield a document, then the sub-agents in it, each before its own. They are of the session and task of it."""
+def _read(data: bytes, place: str, offset: int, unnamed: str) -> Iterator[ReadTrajectory]:
+    """Yield a document, then the sub-agents in it, each before its own. They are of the session and task of it.
+
+    `unnamed`: the session of a document that names none.
+    """
     if len(data) > DOCUMENT_BYTES:
         raise UserError(f"{place} has more than {DOCUMENT_BYTES} bytes, which is the limit; leave the document out")
     whole: ReadTrajectory | None = None
@@ -120,19 +123,21 @@ def _read(data: bytes, place: str, offset: int) -> Iterator[ReadTrajectory]:
         text, where, depth = left.pop()
         if depth > DEPTH:
             raise UserError(f"{place} has sub-agents more than {DEPTH} levels deep; leave the document out")
-        read, inner = _trajectory(text, where, offset)
+        read, inner = _trajectory(text, where, offset, unnamed)
         whole = read if whole is None else whole
         yield replace(read, session=whole.session, task=whole.task)
         left += [(each, f"{where}, a sub-agent of it", depth + 1) for each in reversed(inner)]
 
 
-def _trajectory(data: bytes | msgspec.Raw, place: str, offset: int) -> tuple[ReadTrajectory, list[msgspec.Raw]]:
+def _trajectory(
+    data: bytes | msgspec.Raw, place: str, offset: int, unnamed: str
+) -> tuple[ReadTrajectory, list[msgspec.Raw]]:
     """Return one document, and the documents of its sub-agents."""
     try:
         document = msgspec.json.decode(data, type=AtifDocument)
         steps = [msgspec.json.decode(step, type=AtifStep) for step in document.steps]
         ours = _ours(document.extra, OurDocument)
-        session = document.session_id or document.trajectory_id or place
+        session = document.session_id or document.trajectory_id or unnamed
         task = ours.task or session
         if "\0" in task + document.agent.name:
             raise UserError(f"{place} has a zero character in its task, session or agent; take it out")
