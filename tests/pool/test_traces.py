@@ -206,6 +206,21 @@ def test_calls_of_a_rewritten_history_have_the_ids_of_their_own_records(pool: Po
     assert called == answered == list(commands)
 
 
+def test_a_prompt_that_is_asked_again_after_an_empty_answer_is_no_later_turn(pool: Pool) -> None:
+    run = open_run(pool, "r", "train", {})
+    [member] = open_group(pool, run.id, TASK, 1)
+    attempt, _ = open_attempt(pool, member.rollout_id, "command")
+    [empty] = record(pool, [new_completion(attempt.id, [1, 2], [4])])
+    for tail, sampled, shared in (([], [3, 4], 2), ([5], [6, 4], 3)):
+        new, path = new_completion(attempt.id, tail, sampled), crc32(int_bytes([1, 2, 4][:shared] + tail + sampled))
+        record(pool, [replace(new, prefix_of=empty, prefix_length=shared, path_crc=path)])
+    close_attempt(pool, attempt.id, Ending())
+    finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=None))
+    [rollout] = rollouts(pool, RolloutFilter(run="r"))
+    first, again, after = rollout.completions
+    assert [branch.own for branch in branches(rollout, Numbers())] == [[first, after], [again]]
+
+
 class Unread(Numbers):
     """Cannot tell messages apart."""
 

@@ -112,9 +112,16 @@ def _continued(
 ) -> CompletionRecord | None:
     """Return the newest completion whose whole path the prompt begins with."""
     shared, before = item.prefix_length, seen.get(item.prefix_of or 0)
-    while before is not None and shared < _end_of_turn(before, ends):
+    while before is not None and not _goes_on_after(before, item, shared, ends):
         shared, before = min(shared, before.prefix_length), seen.get(before.prefix_of or 0)
     return before
+
+
+def _goes_on_after(before: CompletionRecord, item: CompletionRecord, shared: int, ends: frozenset[int]) -> bool:
+    """Whether a prompt goes on after an answer, of whose path it has `shared` tokens."""
+    end = _end_of_turn(before, ends)
+    # The same prompt, asked again, has all tokens of an empty answer, and is no later turn.
+    return shared >= end and (end > before.prompt_length or item.prompt_length > end)
 
 
 def _end_of_turn(item: CompletionRecord, ends: frozenset[int]) -> int:
