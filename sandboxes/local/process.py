@@ -197,6 +197,7 @@ class ProcessSandbox:
         began = time.monotonic()
         output = OutputPipe(limits.output_bytes, on_output)
         loop = asyncio.get_running_loop()
+        self.was_out_of_memory()  # what was killed before this command is not its own
         try:
             exit_code = await self._start(command, output, env)
             loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))

@@ -91,6 +91,18 @@ async def test_the_memory_limit_counts_all_processes(sandboxes: ProcessSandboxes
     await sandbox.stop()
 
 
+async def test_memory_that_ran_out_between_two_commands_ends_neither(sandboxes: ProcessSandboxes) -> None:
+    need("a control group for memory (cgroup version 1 or 2, as root)", not memory_group.why_not())
+    sandbox = await sandboxes.start(spec_for(sandboxes, memory_mb=100))
+    hog = f"setsid {PYTHON} -I -S -c 'import time; time.sleep(1); bytearray(200 << 20)' >/dev/null 2>&1 &"
+    assert (await sandbox.run(hog, Limits(seconds=60), {})).ended == "exit"
+    assert sandbox.group is not None
+    while not sandbox.group.kills():
+        await asyncio.sleep(0.05)
+    assert (await sandbox.run("true", Limits(seconds=60), {})).ended == "exit"
+    await sandbox.stop()
+
+
 async def test_the_memory_limit_counts_memory_that_belongs_to_no_process(sandboxes: ProcessSandboxes) -> None:
     need("a control group for memory (cgroup version 1 or 2, as root)", not memory_group.why_not())
     sandbox = await sandboxes.start(spec_for(sandboxes, memory_mb=100))
