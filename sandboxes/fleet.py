@@ -9,6 +9,7 @@ or when all are avoided, the one that is due next is tried at once. Left out: wh
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeVar
@@ -168,13 +169,21 @@ class Hosts:
             self._preceding += precedes
             try:
                 while (host := self._best(tried, spec)) is None:
-                    await self._freed.wait()
+                    await self._freed_or_due(tried)
                 host.used += 1
                 return host
             finally:
                 self._preceding -= precedes
                 if precedes:
                     self._freed.notify_all()
+
+    async def _freed_or_due(self, tried: Sequence[_Host]) -> None:
+        """Wait until a place becomes free, or a host that is left out is due again."""
+        now = time.monotonic()
+        due = [host.out_until - now for host in self._hosts if host not in tried and host.out_until > now]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(due, default=None)):
+                await self._freed.wait()
 
     def _best(self, tried: Sequence[_Host], spec: Spec) -> _Host | None:
         """Return the host to start on. None while there is none, or others take precedence."""
