@@ -53,7 +53,13 @@ chown -R {AGENT}:{AGENT} "{STASH}"
 exit 10
 """
 """Arguments: working directory, then name, uid and home of each user. Exit code 10: there is content to copy."""
-PREPARE_LIMITS = {"NetworkMode": "none", "Memory": 4 << 30, "MemorySwap": 4 << 30, "PidsLimit": 64}
+PREPARE_LIMITS = {
+    "NetworkMode": "none",
+    "Memory": 4 << 30,
+    "MemorySwap": 4 << 30,
+    "PidsLimit": 64,
+    "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+}
 """The image's own programs run while it is prepared."""
 PREPARE_SECONDS = 1200.0
 KEPT_LINES = 30
@@ -233,7 +239,7 @@ class Images:
                     await start_container(container)
                     code = (await container.wait())["StatusCode"]
                     if code not in (0, 10):
-                        log_text = "".join(await container.log(stdout=True, stderr=True))[-500:].strip()
+                        log_text = "".join(await container.log(stdout=True, stderr=True, tail=20))[-500:].strip()
                         raise ImageError(
                             f"the image {name!r} cannot be prepared for profile strict (exit code {code}: {log_text}); "
                             "it needs /bin/sh, cp, chown, grep and mkdir"

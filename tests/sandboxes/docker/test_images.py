@@ -7,11 +7,13 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiodocker.containers import DockerContainer
 from aiohttp import web
 
 from sandboxes.base import Image, ImageError
@@ -70,6 +72,25 @@ async def test_a_context_is_built_once_however_many_ask(
     assert sum("Step 1/" in line for line in told) == 2
     assert await says(sandbox, "cat file; echo; echo $WHERE") == f"other {unique}\nimage"
     await sandbox.stop()
+
+
+async def test_an_image_that_says_without_end_why_it_cannot_be_prepared_is_heard_in_part(
+    daemon: DockerSandboxes, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (context / "mkdir").write_text("#!/bin/sh\nyes out of order | tr '\\n' ' ' | head -c 5000000\nexit 1\n")
+    (context / "Dockerfile").write_text("FROM deb:py\nCOPY mkdir /usr/bin/mkdir\nRUN chmod 755 /usr/bin/mkdir\n")
+    read: list[int] = []
+    whole = DockerContainer._logs_list
+
+    async def counted(self: DockerContainer, cm: Any) -> Sequence[str]:
+        lines = await whole(self, cm)
+        read.append(len("".join(lines)))
+        return lines
+
+    monkeypatch.setattr(DockerContainer, "_logs_list", counted)
+    with pytest.raises(ImageError, match="cannot be prepared for profile strict (?s:.*)out of order"):
+        await daemon.start(replace(SMALL, image=Image(context=context)))
+    assert 0 < read[0] < 2 << 20
 
 
 async def test_a_build_says_what_it_does_while_it_goes_on(daemon: DockerSandboxes, context: Path) -> None:
