@@ -153,7 +153,7 @@ async def pack(daemon: DockerDaemon, container: str, path: str, place: str, arch
                 for at in _below(place, path):
                     if await _mode(daemon, container, at) & LINK:
                         return False
-                await _download(daemon, container, path, archive, limit)
+                await download(daemon, container, path, archive, limit)
     except _NothingThere:
         return False
     except TimeoutError as error:
@@ -161,7 +161,7 @@ async def pack(daemon: DockerDaemon, container: str, path: str, place: str, arch
     return True
 
 
-class _NothingThere(Exception):
+class _NothingThere(SandboxError):
     """Nothing lies at the path that was asked for."""
 
 
@@ -177,11 +177,12 @@ async def _archive(daemon: DockerDaemon, container: str, path: str) -> AsyncIter
                 response.close()
     except aiodocker.DockerError as error:
         if error.status == 404 and "No such container:" not in error.message.partition(path)[0]:
-            raise _NothingThere from error
+            raise _NothingThere(f"there is no {path} in {container}") from error
         raise
 
 
-async def _download(daemon: DockerDaemon, container: str, path: str, archive: IO[bytes], limit: int) -> None:
+async def download(daemon: DockerDaemon, container: str, path: str, archive: IO[bytes], limit: int) -> None:
+    """Write what lies at a path as a tar archive. SandboxError when it exceeds `limit` bytes, or nothing is there."""
     left = limit
     async with _archive(daemon, container, path) as response:
         async for chunk in response.content.iter_chunked(CHUNK):

@@ -4,16 +4,18 @@ So an agent that is root and has replaced the shell cannot deceive it. Left out:
 """
 
 import asyncio
-import io
-import tarfile
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 
 from sandboxes.base import SandboxError
+from sandboxes.docker.container.freezing import download
 from sandboxes.docker.daemon import DockerDaemon
 
 MAX_PATHS = 5000
+MAX_BYTES = 1 << 30
+"""Of one path. A removed directory is one, whatever was in it."""
 SECONDS = 120.0
 """An agent that is root can touch every file of its image. Restoring all of them took minutes of the daemon's time."""
 REMOVED, ADDED = 2, 1
@@ -41,15 +43,8 @@ async def _limited(what: str) -> AsyncIterator[None]:
         raise
 
 
-def _packed(archive: tarfile.TarFile) -> bytes:
-    """Return the bytes of an archive that the client has already opened."""
-    memory = archive.fileobj
-    assert isinstance(memory, io.BytesIO)
-    return memory.getvalue()
-
-
 async def restore(daemon: DockerDaemon, container: str, labels: Mapping[str, str], paths: Sequence[str]) -> None:
-    """Restore these paths from the image, directories with all their content. SandboxError when they are too many."""
+    """Restore these paths from the image, directories with all their content. SandboxError when they are too much."""
     if len(paths) > MAX_PATHS:
         raise SandboxError(f"{len(paths)} files of {container} were changed, and at most {MAX_PATHS} are restored")
     async with _limited(f"restoring files of {container}"):
@@ -63,6 +58,13 @@ async def _restore(daemon: DockerDaemon, container: str, labels: Mapping[str, st
         whole = await daemon.docker.containers.create({"Image": image, "Cmd": ["true"], "Labels": dict(labels)})
         try:
             for path in sorted(paths):
-                await spoilt.put_archive(str(PurePosixPath(path).parent), _packed(await whole.get_archive(path)))
+                with tempfile.TemporaryFile() as archive:
+                    try:
+                        await download(daemon, whole.id, path, archive, MAX_BYTES)
+                    except SandboxError as error:
+                        why = f"{path} of {container} is not restored from its image ({error}); use a fresh sandbox"
+                        raise SandboxError(why) from error
+                    archive.seek(0)
+                    await spoilt.put_archive(str(PurePosixPath(path).parent), archive)
         finally:
             await whole.delete(force=True, v=True)

@@ -155,3 +155,19 @@ async def test_restoring_what_an_agent_touched_is_bounded_work(
     monkeypatch.undo()
     await harbor.restore(["/usr/bin/env"])
     assert await says(harbor, "env true") == ""
+
+
+async def test_a_removed_directory_is_restored_up_to_a_limit(
+    harbor: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = "cd /usr/lib/python3.11 && find . -type f | xargs cat | wc -c"
+    whole = await says(harbor, size)
+    await says(harbor, "rm -rf /usr/lib/python3.11")
+    monkeypatch.setattr(restore, "MAX_BYTES", 1000)
+    with pytest.raises(SandboxError, match=r"python3\.11 of .* is not restored .*holds more than 0 MB\); use"):
+        await harbor.restore(["/usr/lib/python3.11"])
+    monkeypatch.undo()
+    await harbor.restore(["/usr/lib/python3.11"])
+    assert await says(harbor, size) == whole
+    with pytest.raises(SandboxError, match="there is no /usr/lib/nothing in "):
+        await harbor.restore(["/usr/lib/nothing"])
