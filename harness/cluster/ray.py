@@ -101,7 +101,7 @@ def _connected(options: RayOptions) -> Any:
 def _reachable(address: str) -> None:
     """Check that the head node answers, since Ray itself would wait for minutes. UserError when it does not."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise UserError(f"--ray is HOST:PORT of the cluster's head node, or auto, not: {address}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()

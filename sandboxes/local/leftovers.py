@@ -39,7 +39,7 @@ def list_sandboxes(root: Path | None = None) -> list[ListedSandbox]:
 def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator[ListedSandbox]:
     for sandbox in ids:
         owner, started, *rest = [*sandbox.split("-"), "", ""][:3]
-        if owner.isdigit() and started.isdigit() and rest:  # other names are not ours
+        if owner.isdecimal() and started.isdecimal() and rest:  # other names are not ours
             alive = start_of(int(owner)) == int(started)
             yield ListedSandbox(sandbox, int(owner), not alive, len(processes_of(processes, sandbox)), root / sandbox)
 

@@ -258,6 +258,8 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
     "more, sentence",
     [
         (["--ray", "127.0.0.1:9"], "the Ray cluster 127.0.0.1:9 does not answer"),
+        (["--ray", "127.0.0.1:70000"], "--ray is HOST:PORT of the cluster's head node, or auto, not: 127.0.0.1:70000"),
+        (["--ray", "127.0.0.1:²"], "--ray is HOST:PORT of the cluster's head node, or auto, not: 127.0.0.1:²"),
         (["--ray", "ray://head"], "--ray is HOST:PORT of the cluster's head node, or auto, not: ray:"),
         (["--pool", "sqlite:///{tmp_path}/pool.db"], "is a file of this machine, which a cluster's nodes cannot write"),
     ],

@@ -115,6 +115,12 @@ async def test_a_root_that_is_somebody_elses_is_neither_used_nor_emptied(tmp_pat
     assert (tmp_path / "theirs" / "999999-1-x").exists()
 
 
+def test_a_name_that_only_looks_like_a_sandboxs_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "²-1-x").mkdir()
+    assert list_sandboxes(tmp_path) == remove_orphans(tmp_path) == []
+    assert (tmp_path / "²-1-x").exists()
+
+
 def deep(directory: Path, levels: int) -> None:
     """Make directories inside one another, each with a file and closed to everybody, by a process like an agent's."""
     make = "import os\nfor i in range({}):\n open('f', 'w').close(); os.mkdir('deep'); os.chdir('deep')\n"
