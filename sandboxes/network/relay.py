@@ -17,6 +17,7 @@ from contextlib import suppress
 CHUNK = 1 << 16
 BACKLOG = 1024
 GRACE_SECONDS = 5.0
+UNREAD_SECONDS = 120.0  # the proxy gives up after 60, which a relay that waits for the caller does not see
 MAX_CONNECTIONS = 4096
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -53,7 +54,9 @@ async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
 
 async def joined(caller: Streams, target: Streams) -> None:
     """Pass bytes on in both directions until both have ended, or the target's has for some seconds. Errors end both."""
-    there, back = (asyncio.ensure_future(pump(*way)) for way in ((caller[0], target[1]), (target[0], caller[1])))
+    there, back = (
+        asyncio.ensure_future(way) for way in (pump(caller[0], target[1]), pump(target[0], caller[1], UNREAD_SECONDS))
+    )
     broken = True  # also where this is cancelled, or thrown away at the end of its event loop
     try:
         done, left = await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
@@ -68,14 +71,20 @@ async def joined(caller: Streams, target: Streams) -> None:
             writer.transport.abort() if broken else writer.close()
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass bytes on in one direction, as fast as the slower side, and then its end. The other direction stays open."""
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float = 0) -> None:
+    """Pass bytes on in one direction, as fast as the slower side, and then its end. The other direction stays open.
+
+    `patience`: TimeoutError when what was read is not taken within so many seconds; 0 waits for ever.
+    """
     while True:
         chunk = await reader.read(CHUNK)
         if not chunk:
             break
         writer.write(chunk)
-        await writer.drain()
+        if patience and writer.transport.get_write_buffer_size():  # else drain returns at once, without a task
+            await asyncio.wait_for(writer.drain(), patience)
+        else:
+            await writer.drain()
     writer.write_eof()
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,31 @@ async def test_who_stays_after_the_targets_end_is_let_go(chain: Chain) -> None:
     await _until(lambda: chain.descriptors() == idle)  # though no client has closed its end
     for _, writer in clients:
         writer.close()
+
+
+async def test_who_never_reads_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy has cut such a connection long before, which the relay does not see while it waits for the reader."""
+    monkeypatch.setattr(relay, "UNREAD_SECONDS", 0.2)
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 100_000)
+                await writer.drain()
+
+    listening, place = asyncio.Event(), str(tmp_path / "s")
+    server = await asyncio.start_server(flood, "127.0.0.1", 0)
+    target = f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    serving = asyncio.create_task(relay.serve(f"unix:{place}", target, listening.set))
+    await listening.wait()
+    before = len(os.listdir("/proc/self/fd"))
+    silent = socket.socket(socket.AF_UNIX)
+    silent.connect(place)
+    await asyncio.sleep(0.1)
+    await _until(lambda: len(os.listdir("/proc/self/fd")) == before + 1)  # the silent one's own
+    silent.close()
+    serving.cancel()
+    server.close()
 
 
 async def test_connections_above_the_limit_are_ended_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
