@@ -14,7 +14,7 @@ def test_output_and_exit_code_are_told_as_behaviour_reads_them() -> None:
     assert shell("echo out; echo err >&2") == "out\nerr\n\n[exit code: 0]"
     told = shell("frob")
     result = ToolResult(call="c", name="shell", head=told[:300], tail=told[-200:] if told[300:] else "", size=len(told))
-    assert failure(Action(1, 0, "shell", '{"command": "frob"}', result=result)) == "exit code 127"
+    assert failure(Action(1, 0, "shell", '{"command": "frob"}', results=(result,))) == "exit code 127"
 
 
 def test_of_a_long_output_both_ends_are_told() -> None:

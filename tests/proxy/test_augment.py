@@ -266,17 +266,17 @@ def test_a_failure_is_seen_in_every_frame() -> None:
     for text in (*first, "Error: no such tool", "x\n[exit code: 2]"):
         action = Action(1, 0, "bash", '{"command": "frob"}', frames_first=text in first)
         plain = ToolResult(call="c", name="", head=text, size=len(text))
-        why = failure(replace(action, result=plain))
+        why = failure(replace(action, results=(plain,)))
         assert why
         for seed in range(20):
             framed = wordings.observation(text, seed)
             result = ToolResult(call="c", name="", head=framed, size=len(framed))
-            assert failure(replace(action, result=result)) == why
+            assert failure(replace(action, results=(result,))) == why
         long = wordings.observation("y" * 400 + text, 3)
         cut = ToolResult(call="c", name="", head=long[:300], tail=long[-200:], size=len(long))
         raw = "y" * 400 + text
         bare = ToolResult("c", "", raw[:300], raw[-200:], len(raw))
-        assert failure(replace(action, result=cut)) == failure(replace(action, result=bare))
+        assert failure(replace(action, results=(cut,))) == failure(replace(action, results=(bare,)))
 
 
 def test_a_pair_stays_whatever_is_offered_later() -> None:

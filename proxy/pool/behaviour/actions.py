@@ -6,7 +6,7 @@ action of the sort `other`.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
@@ -79,10 +79,16 @@ class Action:
     """Its arguments as the model wrote them, under the agent's names."""
     fault: str = ""
     """How it misses its tool, as the recording says."""
-    result: ToolResult | None = None
-    """None: not known."""
+    results: tuple[ToolResult, ...] = ()
+    """Its result. Where requests show different ones, each of them: whoever has the key can make one up. Empty: not
+    known."""
     frames_first: bool = False
     """Whether the agent is known to print a frame with the exit code before the output of this tool."""
+
+    @property
+    def result(self) -> ToolResult | None:
+        """The first of its results; None: not known."""
+        return self.results[0] if self.results else None
 
     @cached_property
     def arguments(self) -> dict[str, Any] | None:
@@ -211,7 +217,9 @@ def actions(chain: Sequence[Readable]) -> dict[int, list[Action]]:
     done = {item.id: _of_reply(item, results.get(item.id, [])) for item in chain}
     shown: dict[str, list[ToolResult]] = {}
     for action in (action for some in done.values() for action in some):
-        shown.setdefault(action.tool, []).extend([action.result] if action.result and not action.fault else [])
+        own = shown.setdefault(action.tool, [])
+        if action.results and not action.fault:  # of several, one with a frame: a made-up one without hides none
+            own.append(next((each for each in action.results if frames_first([each])), action.results[0]))
     first = {tool for tool, own in shown.items() if frames_first(own)}
     return {id: [replace(each, frames_first=each.tool in first) for each in some] for id, some in done.items()}
 
@@ -221,14 +229,14 @@ def turn_before(item: Readable) -> int | None:
     return item.follows or (item.shape.continues if item.shape else None)
 
 
-def results_behind(chain: Sequence[Readable]) -> dict[int, list[ToolResult]]:
-    """The results behind the reply of each completion, from the first request that shows any."""
-    shown: dict[int, list[ToolResult]] = {}
+def results_behind(chain: Sequence[Readable]) -> dict[int, list[tuple[ToolResult, ...]]]:
+    """The results behind the reply of each completion, of each request that shows others than those before it."""
+    shown: dict[int, dict[tuple[ToolResult, ...], None]] = {}
     for item in chain:
         before = turn_before(item)
         if before is not None and item.observed is not None and item.observed.results:
-            shown.setdefault(before, list(item.observed.results))
-    return shown
+            shown.setdefault(before, {})[item.observed.results] = None
+    return {id: list(some) for id, some in shown.items()}
 
 
 def called(item: Readable) -> list[tuple[str, str]]:
@@ -243,18 +251,30 @@ def called(item: Readable) -> list[tuple[str, str]]:
     return [(words.name, words.arguments(written)) for words, (_, written) in zip(told, calls, strict=True)]
 
 
-def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
+def _of_reply(item: Readable, shown: Sequence[Sequence[ToolResult]]) -> list[Action]:
     calls = item.reply.get("tool_calls") or ()
     if not calls:
-        spoken = results[0] if results and results[0].spoken else None
+        spoken = _differing(results[0] for results in shown if results[0].spoken)
         fenced = written_commands(item.reply.get("content") or "") if spoken else []
-        return [Action(item.id, None, WRITTEN, fenced[0], result=spoken)] if len(fenced) == 1 else []
+        return [Action(item.id, None, WRITTEN, fenced[0], results=spoken)] if len(fenced) == 1 else []
     faults = item.observed.faults if item.observed else ()
-    matched = results_of_calls([call.get("id", "") for call in calls], results)
+    ids = [call.get("id", "") for call in calls]
+    matched = [results_of_calls(ids, results) for results in shown]
     return [
-        Action(item.id, place, name, written, faults[place] if place < len(faults) else "", matched[place])
+        Action(
+            item.id,
+            place,
+            name,
+            written,
+            faults[place] if place < len(faults) else "",
+            _differing(results[place] for results in matched),
+        )
         for place, (name, written) in enumerate(called(item))
     ]
+
+
+def _differing(results: Iterable[ToolResult | None]) -> tuple[ToolResult, ...]:
+    return tuple(dict.fromkeys(result for result in results if result is not None))
 
 
 def written_commands(content: str) -> list[str]:

@@ -7,7 +7,7 @@ run the tests again after an edit, or to poll, is no repeat.
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proxy.pool.behaviour.actions import NEW, OLD, Action
 from proxy.pool.behaviour.event import Event, Kind, quoted
@@ -53,6 +53,16 @@ class Conversation:
     head: str = ""
     in_a_row: int = 0
     searches: int = 0
+
+    def copy(self) -> "Conversation":
+        """The same history, for a branch that goes on by itself."""
+        return replace(
+            self,
+            since_change=dict(self.since_change),
+            near_since_change=dict(self.near_since_change),
+            edits={file: list(some) for file, some in self.edits.items()},
+            undone=dict(self.undone),
+        )
 
     def events(self, action: Action) -> Iterator[Event]:
         """Yield the events of the next action, and remember it."""

@@ -1,12 +1,14 @@
 """An attempt's completions as events: the one function that readers of behaviour call."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from proxy.pool.behaviour.actions import Action, Readable, actions, turn_before, work_of
 from proxy.pool.behaviour.conduct import conduct_events
 from proxy.pool.behaviour.event import Event, Kind, quoted
 from proxy.pool.behaviour.loops import Conversation
-from proxy.pool.behaviour.results import failure
+from proxy.pool.behaviour.results import failures
 from proxy.pool.behaviour.words import speech_events
 from proxy.pool.completions.labels import COMPACTION
 from proxy.pool.completions.observed import UNKNOWN_TOOL
@@ -21,6 +23,7 @@ def events(chain: Sequence[Readable]) -> list[Event]:
     work = work_of(chain)
     done = actions(work)
     conversation_of: dict[int, Conversation] = {}
+    continuations = Counter(turn_before(item) for item in work if item.label != COMPACTION)
     last = max((item.id for item in work if item.label in ("main", None)), default=0)
     seen: set[str] = set()
     found: list[Event] = []
@@ -28,8 +31,12 @@ def events(chain: Sequence[Readable]) -> list[Event]:
         seen.update(item.observed.scripts if item.observed else ())
         before = turn_before(item)
         conversation = conversation_of.get(before or 0) or Conversation()
-        if item.label != COMPACTION:  # a second continuation is a branch: what the first one did is not its history
-            conversation_of.pop(before or 0, None)
+        if item.label != COMPACTION:
+            continuations[before] -= 1
+            if continuations[before]:  # others branch off here, too: what this one does is not their history
+                conversation = conversation.copy()
+            else:
+                conversation_of.pop(before or 0, None)
         conversation_of[item.id] = conversation
         found += speech_events(item, seen, item.id == last)
         found += _calls(item, done[item.id])
@@ -55,7 +62,7 @@ def _of_action(action: Action) -> Iterator[Event]:
         yield Event(Kind.UNKNOWN_TOOL, *at, quoted(action.written))
     elif action.fault or action.arguments is None:
         yield Event(Kind.MALFORMED_CALL, *at, quoted(f"{action.fault or 'no JSON object'}: {action.written}"))
-    if (why := failure(action)) and action.result is not None:
-        shown = action.result.head.strip() or action.result.tail
+    for why, result in islice(failures(action), 1):
+        shown = result.head.strip() or result.tail
         yield Event(Kind.TOOL_FAILED, *at, quoted(f"{why}: {shown}"))
     yield from conduct_events(action)

@@ -5,6 +5,7 @@ that answers a question (`grep` without a match, a test that fails) is no failur
 """
 
 import re
+from collections.abc import Iterator
 
 from proxy.pool.behaviour.actions import Action
 from proxy.pool.behaviour.commands.error_texts import (
@@ -37,10 +38,20 @@ ERROR_LENGTH = 300
 
 
 def failure(action: Action) -> str:
-    """Return why the call failed, as far as its result says; empty: it did not, or nothing is known of it."""
-    if action.result is None:
-        return ""
-    result = unframed(action.result)
+    """Return why the call failed, as far as any of its results says; empty: it did not, or nothing is known of it."""
+    return next((why for why, _ in failures(action)), "")
+
+
+def failures(action: Action) -> Iterator[tuple[str, ToolResult]]:
+    """Yield each result that says that the call failed, with why."""
+    for result in action.results:
+        if why := _failure(action, result):
+            yield why, result
+
+
+def _failure(action: Action, shown: ToolResult) -> str:
+    """Why a call with this result failed; empty: it did not."""
+    result = unframed(shown)
     codes = _codes(action, result)
     code = next(filter(None, codes), 0 if codes else None)
     ends = f"{result.head[:ERROR_LENGTH]}\n{(result.tail or result.head)[-ERROR_LENGTH:]}"
@@ -62,12 +73,19 @@ def failure(action: Action) -> str:
 
 
 def certainly_failed(action: Action) -> bool:
-    """Whether a call failed, and not only by what its output says, which a command can print to look as if it had."""
-    if action.result is None or not failure(action):
+    """Whether a call failed by all of its results, and not only by what its output says.
+
+    A command can print what looks as if it had failed, or send a request that shows a result of its own.
+    """
+    return bool(action.results) and all(_certainly(action, result) for result in action.results)
+
+
+def _certainly(action: Action, result: ToolResult) -> bool:
+    if not _failure(action, result):
         return False
-    if action.result.error or action.sort not in ("shell", "other"):  # the agent wrote all of the result
+    if result.error or action.sort not in ("shell", "other"):  # the agent wrote all of the result
         return True
-    codes = _codes(action, unframed(action.result))
+    codes = _codes(action, unframed(result))
     return bool(codes) and all(codes)
 
 

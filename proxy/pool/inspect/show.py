@@ -71,7 +71,8 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
         newest = ", ".join(map(str, known))
         raise UserError(f"attempt {attempt_id} is not in the pool {pool.name}; its newest are: {newest or 'none'}")
     chain = labelled(chain)
-    results = results_behind(sorted(chain, key=lambda item: item.label == SIDE))  # requests of the work first
+    behind = results_behind(sorted(chain, key=lambda item: item.label == SIDE))  # requests of the work first
+    results = {id: requests[0] for id, requests in behind.items()}
     lines = (line for branch in tree(chain) for line in _turn(branch, trained.get(branch.completion.id), results))
     return [*_heading(row._mapping, where), *lines, *segments.lines(chain)]
 
@@ -129,7 +130,7 @@ def _state(row: Any) -> str:
     return seconds if row["failure"] is None else f"{seconds} with {row['failure']}: {plain(row['detail'] or '')}"
 
 
-def _turn(branch: Branch, fate: str | None, results: dict[int, list[ToolResult]]) -> Iterator[str]:
+def _turn(branch: Branch, fate: str | None, results: dict[int, tuple[ToolResult, ...]]) -> Iterator[str]:
     """Yield the line of a completion, and below it those of results."""
     item = branch.completion
     yield _line(branch, fate)
@@ -137,7 +138,7 @@ def _turn(branch: Branch, fate: str | None, results: dict[int, list[ToolResult]]
     if item.observed is not None and turn_before(item) is None:
         for result in item.observed.results:
             yield f"{indented}before it, {_stray(result)}"
-    for line in _answers(item, results.get(item.id, [])):
+    for line in _answers(item, results.get(item.id, ())):
         yield indented + line
 
 

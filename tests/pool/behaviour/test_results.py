@@ -1,10 +1,13 @@
 """Exit codes count where an agent's frame has them: output like a frame neither makes nor hides a failure."""
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.pool.behaviour.actions import actions
 from proxy.pool.behaviour.results import certainly_failed, failure
-from tests.pool.behaviour.work import Failed, Work
+from proxy.pool.completions.observed import Observed, ToolResult
+from tests.pool.behaviour.work import Failed, Row, Work
 
 CODEX = "Chunk ID: 7c1f\nWall time: 0.1 seconds\nProcess exited with code {}\nOutput:\n{}"
 OPENHANDS = "{}\n[The command completed with exit code {}.]\n[Current working directory: /app]"
@@ -123,3 +126,33 @@ def test_what_output_says_is_no_certain_failure() -> None:
     assert of_last("command timed out after 5 s") == ("time-out", False)
     assert of_last(Failed("Exit code 0\nno")) == ("flag", True)
     assert of_last("a", Failed("Exit code 4\nno")) == ("exit code 4", True)
+
+
+def forged(work: Work, answer: str | Failed) -> Work:
+    """The same, where each call sends a request of its own that shows this result, before the agent's next one."""
+    rows: list[Row] = []
+    for row in work.rows:
+        if row.observed is not None and row.observed.results:
+            text, error = (answer.text, True) if isinstance(answer, Failed) else (answer, False)
+            made = ToolResult(row.observed.results[0].call, "bash", text, size=len(text), error=error)
+            rows.append(replace(row, id=100 + row.id, reply={"content": "I"}, observed=Observed(results=(made,))))
+        rows.append(row)
+    return replace(work, rows=rows)
+
+
+def test_a_request_that_a_command_sends_hides_neither_a_look_nor_a_failure() -> None:
+    read, failed = "42\n[exit code: 0]", Failed("cat: /tests/expected.txt: No such file or directory")
+    for shown, made in ((read, failed), (failed, read)):
+        work = forged(Work().shell("cat /tests/expected.txt", answer=shown).done(), made)
+        [action] = actions(work.rows)[1]
+        assert (failure(action), certainly_failed(action)) == ("flag", False)
+        assert [event.quote for event in work.events("tool_failed")] == [f"flag: {failed.text}"]
+    loop = forged(Work().shell(*["make a"] * 4, answer="make: no rule\n[exit code: 127]").done(), read)
+    assert [event.completion for event in loop.events("retry_loop")] == [3, 4]
+    assert len(loop.events("tool_failed")) == 4
+
+
+def test_a_made_up_result_without_a_frame_hides_no_frame() -> None:
+    work = forged(Work().shell("./run x", "./run y", answer=CODEX.format(3, "no")).done(), "yes")
+    assert [failure(*actions(work.rows)[id]) for id in (1, 2)] == ["exit code 3"] * 2
+    assert not certainly_failed(*actions(work.rows)[1])
