@@ -139,7 +139,8 @@ class Handler:
                 call = replace(call, constraint=replace(call.constraint, enforced=enforceable(call)))
             ignored = self._without_effect(call, session.attempt)
             call = call if ignored == call.ignored else replace(call, ignored=ignored)
-            prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
+            splice = self._settings.config.proxy.history == "splice"
+            prompt = session.prepare(call, splice, remember=not any_length)  # else counting alone would take memory
             return call, prompt, request_fingerprint(call, prompt)
 
         try:

@@ -33,6 +33,8 @@ ENDED = "ended_otherwise"
 BRANCHED = "branched"
 """Counts calls that continue a recorded turn but not its path: agent or template changed what comes before its end."""
 
+BYTES_PER_ID = array("i").itemsize
+
 
 @dataclass
 class Prompt:
@@ -115,11 +117,19 @@ class PromptBuilder:
         self._matcher.add(node)
         self._texts.add(node, glue + raw if prompt is not None and prompt.plain else None)
 
-    def build(self, call: Call, splice: bool, catch_up: Callable[[], None] = lambda: None) -> Prompt:
+    @property
+    def size(self) -> int:
+        """Bytes of the token ids of its tree and of its remembered texts."""
+        return BYTES_PER_ID * self.tree.token_count + self._tokens.size
+
+    def build(
+        self, call: Call, splice: bool, catch_up: Callable[[], None] = lambda: None, remember: bool = True
+    ) -> Prompt:
         """Render and tokenise a request; if `splice`, with recorded ids where they stand for the same text.
 
         `catch_up` adds what other proxies have recorded; it is called where the request repeats a turn unknown here.
-        Raises TemplateError when the template refuses the messages.
+        `remember=False` keeps no texts with their ids for later prompts. Raises TemplateError when the template refuses
+        the messages.
         """
         if call.prompt is not None:
             return self._build_text_completion(call.prompt, splice)
@@ -130,7 +140,7 @@ class PromptBuilder:
         match = self._matcher.match(call, request.turns, splice)
         text = self._render(call, call.messages) if match.text is None else match.text
         base = match.steps[-1].node if match.steps else None
-        ids, counted = self._tokenise(base, text)
+        ids, counted = self._tokenise(base, text, remember)
         if any(s.node.meaning[1] and not call.messages[s.index].get("reasoning_content") for s in match.steps):
             counted.append(RESTORED)
         follows = match.follows
@@ -155,20 +165,20 @@ class PromptBuilder:
         messages = with_form(messages, call, self._template.takes_system)
         return self._template.render(messages, call.tools, **(call.options | fixed))
 
-    def _tokenise(self, base: CompletionNode | None, text: str) -> tuple["array[int]", list[str]]:
+    def _tokenise(self, base: CompletionNode | None, text: str, remember: bool) -> tuple["array[int]", list[str]]:
         """Return the ids of the path of `base` and of the text behind it, and what is counted of it.
 
         An end of turn with which the text begins is that of the path. If the text begins otherwise, the path's own goes
         (ENDED).
         """
         if base is None:
-            return self._tokens.encode(text), []
+            return self._tokens.encode(text, None, remember), []
         if base.length == base.size:
-            return base.path + self._tokens.encode(text), []
+            return base.path + self._tokens.encode(text, None, remember), []
         end = self._template.decode(base.path[-1:])
         if text.startswith(end):
-            return base.path + self._tokens.encode(text[len(end) :], after=base.path[-1]), []
-        return base.buffer[: base.length] + self._tokens.encode(text), [ENDED]
+            return base.path + self._tokens.encode(text[len(end) :], base.path[-1], remember), []
+        return base.buffer[: base.length] + self._tokens.encode(text, None, remember), [ENDED]
 
     def _build_text_completion(self, prompt: str | tuple[int, ...], splice: bool) -> Prompt:
         """A prompt without a template, with recorded ids where it begins with a recorded prompt and its completion."""

@@ -40,8 +40,8 @@ from proxy.recording.stored_responses import StoredResponses
 
 KEEP = 512
 """Sessions in memory; the least recently used one is forgotten first."""
-KEEP_TOKENS = 1 << 28
-"""Token ids of all sessions in memory, 4 bytes each; beyond, the least recently used session is forgotten."""
+KEEP_BYTES = 1 << 30
+"""Token ids and remembered texts of all sessions in memory; beyond, the least recently used session is forgotten."""
 RECHECK_SECONDS = 1.0
 """How long an attempt is assumed to be open without asking; the pool refuses replies of a closed one in any case."""
 
@@ -65,9 +65,12 @@ class Session:
         """How requests of a dialect are read: those of Responses may name what the attempt has stored."""
         return partial(responses.read, stored=self.stored) if dialect is responses else dialect.read
 
-    def prepare(self, call: Call, splice: bool) -> Prompt:
-        """Turn a request into tokens and find its place in the attempt. Any thread may call it."""
-        prompt = self.prompts.build(call, splice, self.catch_up)
+    def prepare(self, call: Call, splice: bool, remember: bool = True) -> Prompt:
+        """Turn a request into tokens and find its place in the attempt. Any thread may call it.
+
+        `remember=False`: none of its text is kept in memory for later requests.
+        """
+        prompt = self.prompts.build(call, splice, self.catch_up, remember)
         if call.stored is not None:
             self.stored.ready()
         shape = self.shapes.of(call, prompt.follows)
@@ -202,10 +205,11 @@ class Sessions:
         return session
 
     def _forget(self) -> None:
-        tokens = sum(session.prompts.tree.token_count for session in self._known.values())
-        while len(self._known) > 1 and (len(self._known) > KEEP or tokens > KEEP_TOKENS):
-            _, forgotten = self._known.popitem(last=False)
-            tokens -= forgotten.prompts.tree.token_count
+        sizes = {key: session.prompts.size for key, session in self._known.items()}
+        held = sum(sizes.values())
+        while len(self._known) > 1 and (len(self._known) > KEEP or held > KEEP_BYTES):
+            forgotten, _ = self._known.popitem(last=False)
+            held -= sizes[forgotten]
 
     def _attempt(self, key: str) -> tuple[Attempt, bool]:
         """The attempt of a key, and whether it was opened just now: then the pool has no completions of it."""

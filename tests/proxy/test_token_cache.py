@@ -1,14 +1,20 @@
 """Texts tokenised in pieces have the ids of the whole, whatever the tokenizer's way with white space and markers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from proxy.prompt import token_cache
+from proxy.prompt.splice import PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.prompt.token_cache import LONG, TokenCache
+from proxy.recording import sessions
+from proxy.recording.sessions import Session
+from tests.proxy.conftest import Serve, user
 
 PLAIN, INSIDE, LEFT, RIGHT, WORD, NORMAL = "<|a|>", "<|a|>b", "<left>", "<right>", "word", "<N>"
 WORDS = ("the", " the", "  ", "\n", "é", "e\u0301", "x" * LONG, " y" * LONG)
@@ -82,3 +88,57 @@ def test_a_long_piece_is_tokenised_once(template: ChatTemplate) -> None:
     assert len(pieces.pieces) == 2
     pieces.encode(f"{shared}{PLAIN}{'the end ' * LONG}")
     assert len(pieces.pieces) == 3
+
+
+def test_ever_new_texts_stay_under_the_bound(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts used least recently go first; one that is longer than the bound is not remembered."""
+    monkeypatch.setattr(token_cache, "MOST_BYTES", 40_000)
+    pieces = TokenCache(template)
+    shared = f"{PLAIN}{'the é mouse ' * LONG}"
+    for number in range(50):
+        text = f"{shared}{PLAIN}{number}{' the house' * LONG}"
+        assert pieces.encode(text).tolist() == template.encode(text)
+        assert pieces.size == sum(size for _, size in pieces.pieces.values()) <= 40_000
+    assert shared in pieces.pieces and 1 < len(pieces.pieces) < 10
+    pieces.encode(f"{PLAIN}{' the' * 20_000}")
+    assert (pieces.size, len(pieces.pieces)) == (0, 0)
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[PromptBuilder]:
+    """The builder of each request that a gateway prepares, in order."""
+    seen: list[PromptBuilder] = []
+    prepare = Session.prepare
+
+    def seeing(session: Session, *how: Any, **more: Any) -> Any:
+        seen.append(session.prompts)
+        return prepare(session, *how, **more)
+
+    monkeypatch.setattr(Session, "prepare", seeing)
+    return seen
+
+
+async def test_what_is_counted_or_refused_takes_no_memory(
+    serve: Serve, prompts: list[PromptBuilder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "MOST_BYTES", 40_000)
+    stand = await serve(lambda prompt, ids: "done", context_length=200)
+    bodies = [{"model": "m", "max_tokens": 9, "messages": [user(f"{i}{' word' * 1000}")]} for i in range(9)]
+    for body in bodies:
+        assert (await stand.ask("/v1/messages/count_tokens", body))["input_tokens"] > 1000
+    assert prompts[-1].size == 0
+    for body in bodies:
+        assert (await stand.ask("/v1/messages", body))["status"] == 400
+        assert 0 < prompts[-1].size <= 40_000
+    assert len({id(each) for each in prompts}) == 1 and stand.recorded() == []
+
+
+async def test_a_session_is_forgotten_for_its_remembered_texts(
+    serve: Serve, prompts: list[PromptBuilder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "KEEP_BYTES", 10_000)
+    stand = await serve(lambda prompt, ids: "done", context_length=200)
+    for key, text in (("one", "hi"), ("two", "hi"), ("one", "word " * 4000), ("three", "hi"), ("one", "hi")):
+        await stand.chat(user(text), key=key)
+    one, two, long, three, other_one = prompts
+    assert long is one and len({id(each) for each in (one, two, three, other_one)}) == 4
