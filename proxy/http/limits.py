@@ -110,7 +110,7 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits, 
     if not 1 <= call.choices <= limits.choices:
         refuse(dialect.CHOICES, f"is {call.choices}; ask for 1 to {limits.choices} answers")
     for name, value in call.sampling.items():
-        if not isfinite(value) or abs(value) > LARGEST_NUMBER:
+        if abs(value) > LARGEST_NUMBER or not isfinite(value):  # `isfinite` takes no integer beyond floats
             refuse(name, f"is {value}; send a number within 32 bits")
     return call
 

@@ -15,7 +15,7 @@ import brotli
 import zstandard
 from hypothesis import strategies as st
 
-EDGES = [0, -1, 0.5, -0.1, -0.0, 2**31, 2**53, 2**63, -(2**63) - 1, 10**40, 1e308]
+EDGES = [0, -1, 0.5, -0.1, -0.0, 2**31, 2**53, 2**63, -(2**63) - 1, 10**40, 10**400, 1e308]
 EDGES += [float("nan"), float("inf"), float("-inf")]
 NUMBERS = st.sampled_from([1, 2, 7, *EDGES])
 COUNTS = st.sampled_from([1, 5, 64, 500] * 10 + EDGES)

@@ -53,6 +53,7 @@ def calling(arguments: Any) -> dict[str, Any]:
         ({"tools": 2}, chat(tools=[SHELL] * 3), 400, "tools has 3 entries, and at most 2"),
         ({"stop_strings": 2}, chat(stop=["a", "b", "c"]), 400, "stop has 3 entries, and at most 2"),
         ({}, chat(top_k=2**40), 400, "top_k is 1099511627776"),
+        ({}, chat(top_k=1)[:-1] + b"0" * 400 + b"}", 400, "send a number within 32 bits"),
     ],
 )
 async def test_too_much_is_refused(serve: Serve, limits: Any, body: bytes, status: int, words: str) -> None:
