@@ -36,7 +36,7 @@ class StoredRoutes:
         """One page of the items, the last ones first unless `order` is asc."""
         query = request.query
         size, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-        if not size.isdecimal() or not 1 <= int(size) <= MOST_ITEMS:
+        if not size.isdecimal() or len(size) > len(str(MOST_ITEMS)) or not 1 <= int(size) <= MOST_ITEMS:
             refuse("limit", f"is {size!r}; use 1 to {MOST_ITEMS}")
         if order not in ("asc", "desc"):
             refuse("order", f"is {order!r}; use 'asc' or 'desc'")

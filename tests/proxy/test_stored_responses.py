@@ -96,6 +96,15 @@ async def test_a_response_is_retrieved_as_it_was_sent(serve: Serve) -> None:
         assert [item.type for item in rest[:3]] == ["function_call_output", "function_call_output", "function_call"]
 
 
+@pytest.mark.parametrize("limit", ["0", "101", "-1", "x", "", "9" * 5000])
+async def test_a_page_of_more_items_than_are_served_is_refused(serve: Serve, limit: str) -> None:
+    stand = await serve(script)
+    url = f"{stand.url}/v1/responses/resp_1/input_items"
+    async with stand.http.get(url, params={"limit": limit}, headers={"x-api-key": "agent"}) as answer:
+        refused = (await answer.json())["error"]
+    assert (answer.status, refused["param"]) == (400, "limit") and refused["message"].endswith("; use 1 to 100")
+
+
 async def test_only_the_same_attempt_reads_it(serve: Serve) -> None:
     stand = await serve(script)
     async with client_of(stand) as mine, client_of(stand, "other") as other:
