@@ -124,7 +124,8 @@ class OngoingAnswers:
     def take_over(self, attempt_id: int, fingerprint: bytes, limit: int) -> OngoingAnswer | None:
         """Return an answer to the same request that has no client, which is from now on this one's; None without."""
         for answer, over in self._without_client.get(attempt_id, {}).items():
-            if answer.recorder.fingerprint == fingerprint and answer.limit == limit:
+            same = answer.recorder.fingerprint == fingerprint and answer.limit == limit
+            if same and not over.done():  # else it was recalled, and is about to be ended
                 self._forget(answer, over)
                 over.set_result(None)
                 return answer

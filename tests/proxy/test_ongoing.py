@@ -19,6 +19,7 @@ from proxy.pool.inspect.verify import verify
 from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
 from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.template import ChatTemplate
+from proxy.recording.ongoing import OngoingAnswer, OngoingAnswers
 from proxy.server import Gateway
 from tests.proxy.conftest import Serve, Stand, listening, user
 from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient
@@ -202,6 +203,28 @@ async def test_the_calls_of_ended_agents_are_ended_and_their_tokens_recorded(ser
     answers[2].close()
     async with stand.http.post(f"{stand.url}/end_calls", data=b'{"attempts": 1}') as refused:
         assert refused.status == 400 and "send their ids" in (await refused.json())["error"]["message"]
+
+
+async def test_a_repeat_does_not_take_over_what_is_about_to_be_ended(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the order to end a call and its end, the event loop may serve a repeat."""
+    left: list[tuple[OngoingAnswers, OngoingAnswer]] = []
+    leave_without_client = OngoingAnswers.leave_without_client
+
+    def leaving(all_ongoing: OngoingAnswers, answer: OngoingAnswer) -> None:
+        left.append((all_ongoing, answer))
+        leave_without_client(all_ongoing, answer)
+
+    monkeypatch.setattr(OngoingAnswers, "leave_without_client", leaving)
+    await leave(stand, stand.chat(ASKED))
+    [(all_ongoing, answer)] = left
+    attempt_id = answer.recorder.session.attempt.id
+    ending = asyncio.create_task(all_ongoing.end([attempt_id]))
+    await asyncio.sleep(0)
+    assert all_ongoing.take_over(attempt_id, answer.recorder.fingerprint, answer.limit) is None
+    await ending
+    assert answer.task.cancelled() and [row.untrainable for row in stand.recorded()] == [ABANDONED]
 
 
 async def test_a_call_without_a_client_ends_when_its_time_is_up(serve: Serve) -> None:
