@@ -231,8 +231,7 @@ class Handler:
             except EngineError as error:
                 if answer.started or not turn.may_move(error):
                     raise
-                await asyncio.shield(answer.recorder.store_partial(error))
-                answer.restart()
+                await answer.restart(error)
 
     def _limit(self, turn: Turn) -> int:
         return answer_limit(turn, self._settings.context_length, self._settings.config.sampling.max_new_tokens)

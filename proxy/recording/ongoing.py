@@ -55,9 +55,10 @@ class OngoingAnswer:
                 if self._writer is writer:
                     self._writer = None
 
-    def restart(self) -> None:
-        """Begin again; what was sampled before is stored."""
-        self._pieces.clear()
+    async def restart(self, error: EngineError) -> None:
+        """Store what was sampled before this error, and begin again."""
+        self._pieces.clear()  # first: a client that comes while the row is committed gets only what is sampled anew
+        await asyncio.shield(self.recorder.store_partial(error))
         self.recorder.restart()
 
     async def sent_to(self, writer: AnswerWriter) -> Reply:

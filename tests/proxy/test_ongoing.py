@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from proxy.config import EngineConfig, ProxyConfig
+from proxy.engine.engine_call import EngineError
 from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.http.limits import RequestLimits
 from proxy.pool.database import open_pool
@@ -20,6 +21,7 @@ from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
 from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.ongoing import OngoingAnswer, OngoingAnswers
+from proxy.recording.recorder import TurnRecorder
 from proxy.server import Gateway
 from tests.proxy.conftest import Serve, Stand, listening, user
 from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient
@@ -278,6 +280,34 @@ async def test_an_engine_that_fails_a_call_without_a_client_leaves_its_row(serve
     [row] = stand.recorded()
     assert row.finish_reason == "error" and str(row.untrainable).startswith("engine_failed: died")
     assert content(await stand.chat(ASKED)) == "fine"
+
+
+async def test_a_repeat_gets_nothing_of_the_replica_that_failed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the call over while the tokens of the first replica are stored."""
+    answers = iter([Fault(text=WHOLE, after=2), "fine"])
+    stand = await serve(lambda prompt, ids: next(answers), replicas=2)
+    storing, go_on, store_partial = asyncio.Event(), asyncio.Event(), TurnRecorder.store_partial
+
+    async def slowly(recorder: TurnRecorder, error: EngineError) -> None:
+        storing.set()
+        await go_on.wait()
+        await store_partial(recorder, error)
+
+    monkeypatch.setattr(TurnRecorder, "store_partial", slowly)
+    for replica in stand.replicas:
+        replica.running.clear()
+    asking = asyncio.create_task(ask(stand, DIALECT_CLIENTS[0], True))
+    await until(lambda: sum(replica.calls for replica in stand.replicas) == 1)
+    asking.cancel()
+    await until_metric(stand, "abandoned_calls_total 1.0")
+    for replica in stand.replicas:
+        replica.running.set()
+    await storing.wait()
+    repeat = asyncio.create_task(ask(stand, DIALECT_CLIENTS[0], True))
+    await until_metric(stand, "answers_served_again_total 1.0")
+    go_on.set()
+    assert await repeat == "fine"
+    assert [row.finish_reason for row in stand.recorded()] == ["error", "stop"]
 
 
 @pytest.fixture
