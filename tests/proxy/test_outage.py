@@ -4,6 +4,7 @@ The engine stops listening and drops its connections, as one that is killed does
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -233,6 +234,30 @@ async def test_one_engine_of_two_that_is_away_is_no_outage() -> None:
     there.away = "the engine at http://127.0.0.1:19, restarted without the weights v1,"
     fleet.note_outage()
     assert fleet.away() == "every engine (http://127.0.0.1:9, http://127.0.0.1:19)" and not fleet.outage_of(None).up
+    await fleet.close()
+
+
+async def test_a_push_that_ends_while_the_pool_is_asked_leaves_calls_an_engine() -> None:
+    loop, asked, noted = asyncio.get_running_loop(), list[frozenset[str]](), threading.Event()
+
+    def push() -> None:
+        fleet.replicas[0].serves("v2")
+        noted.set()
+
+    def of_run(run_id: int, versions: frozenset[str]) -> RunFacts:
+        asked.append(versions)
+        newest = max(versions)
+        if len(asked) == 1:
+            loop.call_soon_threadsafe(push)
+            noted.wait()
+        return RunFacts(newest, versions)
+
+    fleet = Fleet(["http://127.0.0.1:9"], of_run=of_run)
+    fleet._watching[0].cancel()
+    fleet.replicas[0].version = "v1"
+    await fleet.until_served(1)
+    assert fleet.pick(Origin(1, None, 0, 1), 100, set()).replica is fleet.replicas[0]
+    assert asked == [{"v1"}, {"v2"}]
     await fleet.close()
 
 

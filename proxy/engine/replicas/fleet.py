@@ -129,6 +129,8 @@ class Fleet:
         outage = self.outage_of(run_id)
         while True:
             run = await self._look_up(run_id, CHECK_SECONDS)
+            if not run.knows(self._published_names()):  # an engine got other weights while the pool answered
+                continue
             if outage.ready:
                 return
             if time.monotonic() - run.attended_at > self._unattended_seconds:
