@@ -85,6 +85,22 @@ async def test_a_claim_that_another_proxy_has_by_now_is_not_let_go(pool: Pool) -
     assert claim(pool, lost, stalled.proxy_id) is not None
 
 
+async def test_a_proxy_that_has_recorded_nothing_confirms_what_it_was_registered_with(pool: Pool) -> None:
+    """Else whoever settles it would look at all completions, inside of a write transaction."""
+    *_, last = await add(pool, DeliveryLedger(register_proxy(pool)), "stop", "stop")
+    ledger = DeliveryLedger(register_proxy(pool))
+    confirm(pool, ledger.proxy_id, *ledger.state())
+    assert confirmed(pool, ledger) == last
+    [new] = await add(pool, ledger, "stop")
+    confirm(pool, ledger.proxy_id, *ledger.state())
+    assert confirmed(pool, ledger) == new > last
+
+
+def confirmed(pool: Pool, ledger: DeliveryLedger) -> int:
+    with pool.read() as connection:
+        return connection.execute(select(proxies.c.confirmed).where(proxies.c.id == ledger.proxy_id)).scalar_one()
+
+
 async def test_a_proxy_that_counted_as_dead_and_works_on_is_kept_account_of(pool: Pool) -> None:
     ledger = DeliveryLedger(register_proxy(pool))
     await add(pool, ledger, "stop")

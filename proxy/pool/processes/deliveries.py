@@ -56,10 +56,11 @@ def register_proxy(pool: Pool, tokenizer: str | None = None) -> int:
 def confirm(pool: Pool, proxy_id: int, confirmed: int, in_transit: list[int]) -> bool:
     """Record that this proxy lives, and that its completions up to `confirmed` are delivered except those in transit.
 
-    Return True: it is written. A proxy that others took for dead counts as alive again.
+    Return True: it is written. A proxy that others took for dead counts as alive again. `confirmed` is 0 while it has
+    recorded none: then that of its registration stays, so that whoever settles it need not look at all completions.
     """
     with pool.write() as connection:
-        state = {"confirmed": confirmed, "on_the_way": in_transit, "ended_at": None}
+        state = {"on_the_way": in_transit, "ended_at": None} | ({"confirmed": confirmed} if confirmed else {})
         values = state | {"seen_at": database_time(connection, pool)}
         connection.execute(update(proxies).where(proxies.c.id == proxy_id).values(values))
     return True
