@@ -81,6 +81,8 @@ class Turn:
         self._tokens = None if self.call.logprobs is None else TextTokens(self.template.tokenizer, self.sampling)
         self._decoded_ids = 0  # how many ids have been taken
         self._stops_from = 0  # where the text begins in which stop strings count: behind given tokens
+        self._stops_found: dict[str, int] = {}  # stop string -> its first place there
+        self._stops_searched = 0  # how much of the decoded text was searched for them
         self._cached_tokens: int | None = None
         self._pieces: list[Piece] = []
         self._repetition: RepetitionWatch | None = None
@@ -204,6 +206,7 @@ class Turn:
         self._decoded_ids += len(ids)
         if self.sampling.given and self._decoded_ids <= self.sampling.given[-1][1]:
             self._stops_from = len(self._decoded)
+            self._stops_found.clear()
 
     def _parse(self, end: int) -> list[Piece]:
         end = min([end, *self._stops()])
@@ -214,8 +217,14 @@ class Turn:
 
     def _stops(self) -> dict[int, str]:
         """Where stop strings stand in the text that the model sampled behind all given tokens."""
-        places = {self._decoded.find(stop, self._stops_from): stop for stop in self.call.stop}
-        return {at: stop for at, stop in places.items() if at >= 0}
+        for stop in self.call.stop:
+            if stop not in self._stops_found:
+                # Nothing is searched twice, but for the end of what was: the string may have begun there.
+                begin = max(self._stops_from, self._stops_searched - len(stop) + 1)
+                if (at := self._decoded.find(stop, begin)) >= 0:
+                    self._stops_found[stop] = at
+        self._stops_searched = len(self._decoded)
+        return {self._stops_found[stop]: stop for stop in self.call.stop if stop in self._stops_found}
 
     def close(self) -> list[Piece]:
         """What was held back until the end of the turn. Nothing that stands behind the only call."""
