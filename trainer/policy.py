@@ -172,15 +172,17 @@ class Policy:
         denominator: int,
         loss_function: LossFunction,
         learning_rate: float,
+        balanced: int = 0,
     ) -> Update:
         """Take one optimizer step on this rank's micro-batches. Collective.
 
-        `denominator`: trained tokens of the whole batch, over all ranks; when it is 0 nothing changes. Raises
-        GradientNotFinite on every rank before anything has changed.
+        `denominator`: trained tokens of the whole batch, over all ranks; when it is 0 nothing changes. `balanced`: as
+        in Minibatch. Raises GradientNotFinite on every rank before anything has changed.
         """
         if denominator == 0:
             return Update(loss=0.0, grad_norm=0.0, learning_rate=learning_rate, sums=None)
-        update = self._step(self._packed(Minibatch(list(micros), denominator)), loss_function, learning_rate)
+        minibatch = self._packed(Minibatch(list(micros), denominator, balanced))
+        update = self._step(minibatch, loss_function, learning_rate)
         return replace(update, routing=self._routing())
 
     def learn(
@@ -197,7 +199,8 @@ class Policy:
         first step. GradientNotFinite may come after some steps: the caller loads the last checkpoint then.
         """
         if len(minibatches) == len(orders) == 1 or not minibatches[0].tokens:
-            return self.update(minibatches[0].micros, minibatches[0].tokens, loss_function, learning_rate)
+            only = minibatches[0]
+            return self.update(only.micros, only.tokens, loss_function, learning_rate, only.balanced)
         everything = [self._packed(minibatch) for minibatch in minibatches]
         if compares_with_old:
             everything = [self._with_old(minibatch) for minibatch in everything]

@@ -21,7 +21,7 @@ from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.model.balance import imbalance
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.schedule import forward_backward
-from trainer.policy import Policy
+from trainer.policy import Minibatch, Policy
 
 CHOSEN = 3
 
@@ -104,6 +104,21 @@ def test_only_an_update_adds_the_balance(ranks: Ranks, tmp_path: Path) -> None:
     norms = [one.update([rows], 1, loss, 0.0).grad_norm for one in (plain, balanced)]
     assert abs(norms[1] - norms[0]) > 0.1 * norms[0]
     assert distance(gradients(balanced, [rows], merge=True), gradients(plain, [rows], merge=True)) <= 1e-6
+
+
+def test_the_balance_of_a_step_that_imitates_is_divided_alike_by_one_update_and_by_several(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """By the imitated tokens too: here nothing is reinforced. The updates are of no length, so all have one norm."""
+    config = make_config(tmp_path, loss={"balance": 10.0})
+    policy = Policy(write_model(tmp_path / "model", "qwen3_moe"), config, ranks)
+    rows = [one for one in rows_of(2, 9, VOCABULARY, 25) if one.inputs]
+    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    one, several, undivided = (
+        policy.learn([Minibatch([rows], 1, balanced)], orders, loss, 0.0, False).grad_norm
+        for balanced, orders in ((24_000, [[0]]), (24_000, [[0], [0]]), (0, [[0]]))
+    )
+    assert one == pytest.approx(several, rel=1e-6) and abs(undivided - one) > 0.1 * one
 
 
 def test_a_dense_model_has_nothing_to_balance(ranks: Ranks, model: Path, tmp_path: Path) -> None:
