@@ -5,12 +5,13 @@ import resource
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import make_config, make_rows, write_model
-from trainer.config import Config
+from trainer.config import Config, Optimizer
 from trainer.loop import prune
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
@@ -51,6 +52,25 @@ def test_the_step_after_resuming_is_the_same_bit_for_bit(
     assert second.checkpoints.load(tmp_path / "saved") == steps
     assert step(second, 2).loss == before.loss
     assert equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_resumed_run_has_the_optimizer_that_its_file_asks_for(
+    distributed: bool, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Not that of the checkpoint: an eps far above every gradient leaves only the decay, in policy and draft head."""
+    model, parallel = write_model(tmp_path / "model", "mimo"), {"distributed_optimizer": distributed}
+    config = make_config(tmp_path, parallel=parallel, mtp={"drafts": 1})
+    Policy(model, config, ranks).checkpoints.save(tmp_path / "saved", 1)
+    changed = msgspec.structs.replace(config, optimizer=Optimizer(lr=1e-2, eps=1e9, weight_decay=0.5))
+    policy = Policy(model, changed, ranks)
+    policy.checkpoints.load(tmp_path / "saved")
+    assert policy.drafter is not None
+    matrices = [param for part in (policy.model, policy.drafter.head) for param in part.parameters() if param.dim() > 1]
+    before = [param.detach().clone() for param in matrices]
+    step(policy, 1)
+    for param, old in zip(matrices, before, strict=True):
+        assert torch.allclose(param, old * (1 - 1e-2 * 0.5), rtol=1e-5, atol=0)
 
 
 def test_learning_changes_every_weight(ranks: Ranks, model: Path, tmp_path: Path) -> None:

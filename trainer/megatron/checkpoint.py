@@ -34,6 +34,7 @@ from trainer.megatron import atomic_dir
 from trainer.megatron.bucket_padding import without_padding
 from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.mtp.head import HeadCheckpoint
+from trainer.megatron.optimizer import load_state
 
 
 class _InProcessStrategy(TorchDistSaveShardedStrategy):
@@ -137,7 +138,7 @@ class Checkpoints:
             ) from error
         self.model.load_state_dict(state["model"])
         with torch.no_grad():
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_state(self.optimizer, state["optimizer"])
         if self.head is not None:
             self.head.load(state)
         return int(state["step"])

@@ -65,6 +65,17 @@ def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     return optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
 
 
+def load_state(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
+    """Restore the optimizer's state. The settings stay those that it was built with.
+
+    A checkpoint holds the settings of the run that saved it, and the user may have changed them since.
+    """
+    own = [{name: group[name] for name in ("betas", "eps", "weight_decay")} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, settings_of_group in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings_of_group)
+
+
 def sum_gradients(ddp: DistributedDataParallel) -> None:
     """Sum the gradients over the ranks that share parameters: data ranks, tied embeddings, sequence-parallel norms."""
     finalize_model_grads([ddp])

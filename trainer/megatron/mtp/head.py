@@ -29,6 +29,7 @@ from trainer.megatron.bucket_padding import without_padding
 from trainer.megatron.model.experts import mark_experts
 from trainer.megatron.model.model import PolicyModel, SharedNorm
 from trainer.megatron.mtp.loss import parents, without_first_tokens
+from trainer.megatron.optimizer import load_state
 
 _PREFIX = "head."
 
@@ -161,7 +162,7 @@ class HeadCheckpoint:
     def load(self, state: dict[str, Any]) -> None:
         """Restore head and optimizer from the entries of a loaded checkpoint."""
         self.head.load_state_dict({name.removeprefix(_PREFIX): value for name, value in state["head"].items()})
-        self.optimizer.load_state_dict(state["head_optimizer"])
+        load_state(self.optimizer, state["head_optimizer"])
 
 
 class TensorParallelVocabulary:
