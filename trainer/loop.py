@@ -95,6 +95,8 @@ def learn(config: Config, run: RunState, policy: Policy, report: StepReport, ver
                     "in the pool (gradient_not_finite), lower optimizer.lr or raise optimizer.eps, and start again"
                 ) from error
             load(policy, version)
+            if config.push.colocated:
+                run.push(version)  # a check of the engines while waiting would do it, but not empty torch's cache
             report.set_aside()
 
 

@@ -12,13 +12,17 @@ import pytest
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import open_run
-from tests.trainer.make import make_config, make_push
+from proxy.pool.training.steps import Version
+from tests.trainer.make import fill, make_config, make_push
 from tests.trainer.sglang_double import Double, Start
+from tests.trainer.test_not_finite import spoil
+from tests.trainer.test_updates import CALM
 from trainer.config import Push
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.push.push import push, push_again, release
 from trainer.push.weights import Weights
+from trainer.run_state import RunState
 
 RELEASE = ["pause_generation", "release_memory_occupation kv_cache weights"]
 PUSH = [
@@ -56,6 +60,31 @@ async def test_a_trainer_loads_its_policy_where_engines_have_released_their_memo
     open_run(open_pool(config.pool), config.run, "train", {})
     await asyncio.to_thread(train, config, ranks)
     assert engine.calls == RELEASE + PUSH and not engine.dead
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # what makes the gradient infinite
+async def test_engines_get_their_memory_back_in_a_push_also_where_a_batch_is_set_aside(
+    start: Start, model: Path, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a push, every rank empties torch's cache first; in a check of the engines, which is always due here, none."""
+    engine, push_of_run = Double(), RunState.push
+
+    def marked(run: RunState, version: Version) -> None:
+        engine.calls.append("push begins")
+        push_of_run(run, version)
+        engine.calls.append("push ends")
+
+    monkeypatch.setattr(RunState, "push", marked)
+    monkeypatch.setattr("trainer.run_state.ENGINE_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.run_state.check_interval", lambda *_: 0.0)
+    push = Push(engines=await start(engine), colocated=True)
+    credit = {"returns": "turns", "scale": "domain"}  # the default divides by the group's deviation: all stays finite
+    config = make_config(tmp_path, steps=1, push=push, report=CALM, credit=credit)
+    pool = open_pool(config.pool)
+    fill(pool, open_run(pool, config.run, "train", {}).id, 2)
+    spoil(tmp_path, 1)
+    await asyncio.to_thread(train, config, ranks)
+    assert engine.calls == 3 * [*RELEASE, "push begins", *PUSH, "push ends"] and not engine.dead
 
 
 async def test_after_a_death_anywhere_the_next_trainer_brings_the_weights_or_says_what_to_restart(
