@@ -9,10 +9,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.processes.parent import die_with_parent
@@ -26,7 +28,10 @@ from trainer.megatron.parallel import Ranks, process_groups
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command on this rank and return the exit status: 2 for an error that one sentence tells."""
+    """Run a command on this rank and return the exit status: 2 for an error that one sentence tells.
+
+    After an error, a rank among several ends the process itself, with the same status.
+    """
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which ends the ranks
     command = parse(argv)
@@ -38,8 +43,26 @@ def main(argv: Sequence[str]) -> int:
                 print(msgspec.json.encode(result).decode())
     except (UserError, PoolError, OSError) as error:  # OSError: a full disk under checkpoints, a lost directory
         _report(error)
-        return 2
-    return 0
+        status = 2
+    except BaseException:
+        if not _among_several():
+            raise
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    else:
+        return 0
+    if _among_several():
+        # Python's own way to the end waits for NCCL's threads, and they may wait for the other ranks. What the command
+        # has opened is closed by now.
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+def _among_several() -> bool:
+    """Whether this process is still connected to other ranks: after an error, `job` does not leave them."""
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _report(error: Exception) -> None:

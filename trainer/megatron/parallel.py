@@ -98,14 +98,18 @@ class Ranks:
 
 @contextmanager
 def process_groups(parallel: Parallel, seed: int = 0) -> Iterator[Ranks]:
-    """Join the job that torchrun started, and leave it at the end of the block."""
+    """Join the job that torchrun started, and leave it at the end of the block (`job`)."""
     with job() as device, split(parallel, device, seed) as ranks:
         yield ranks
 
 
 @contextmanager
 def job() -> Iterator[Device]:
-    """Connect this process to the others of the job."""
+    """Connect this process to the others of the job. After an error, the connection to others stays.
+
+    NCCL's groups are left together: where one rank has an error, leaving would wait for the others, which wait for
+    this rank in their next collective. The process is to end then (trainer/commands/worker.py).
+    """
     device = choose_device(int(os.environ["LOCAL_RANK"]))
     # megatron-core 0.16.1 warns at import about libraries that a machine without a GPU cannot have.
     warnings.filterwarnings("ignore", module="megatron.*")
@@ -116,8 +120,11 @@ def job() -> Iterator[Device]:
     dist.init_process_group(device.backend, timeout=COMPUTING_TIMEOUT, device_id=bound)
     try:
         yield device
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if dist.get_world_size() == 1:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 @contextmanager
