@@ -24,6 +24,7 @@ from trainer.config.model_shape import read_shape
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.tree import TokenRun
 from trainer.megatron.model.model import transformer_config
+from trainer.megatron.mtp.weights import HEAD_TENSORS
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.shards import write_tensors
 from trainer.megatron.weights import load_weights
@@ -53,6 +54,19 @@ def test_weights_come_back_bit_exact_with_their_files(family: str, ranks: Ranks,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
 
+@pytest.mark.parametrize("family", ["qwen3", "mimo"])
+def test_a_config_names_the_type_of_the_policy_and_not_that_of_a_head_that_is_kept(
+    family: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    source, config = write_model(tmp_path / "model", family), make_config(tmp_path, parallel={"precision": "bfloat16"})
+    Policy(source, config, ranks).write_hf(tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    types = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+    named = json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"]
+    assert named == types["model.embed_tokens.weight"] == "bfloat16"
+    assert {kind for name, kind in types.items() if name.startswith(HEAD_TENSORS)} <= {"float32"}
+
+
 def test_loading_says_how_much_is_there(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,7 +90,7 @@ def test_weights_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
 
 def test_weights_over_the_size_of_a_file_are_several_with_an_index(tmp_path: Path) -> None:
     tensors = {str(number): torch.full((100,), float(number)) for number in range(5)} | {"big": torch.zeros(1000)}
-    assert write_tensors(tmp_path, tensors.items(), limit=900) == torch.float32
+    write_tensors(tmp_path, tensors.items(), limit=900)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     sizes = {
         path.name: sum(part.nbytes for part in load_file(path).values()) for path in tmp_path.glob("*.safetensors")

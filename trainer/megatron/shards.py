@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -18,10 +17,10 @@ from proxy.pool.errors import UserError
 FILE_BYTES = 4 * 2**30
 
 
-def write_tensors(directory: Path, tensors: Iterable[tuple[str, Tensor]], limit: int = FILE_BYTES) -> torch.dtype:
+def write_tensors(directory: Path, tensors: Iterable[tuple[str, Tensor]], limit: int = FILE_BYTES) -> None:
     """Write tensors into files of at most `limit` bytes; a larger tensor gets a file of its own.
 
-    Returns the dtype of the last tensor; a model's tensors have one dtype. UserError when the disk is full.
+    UserError when the disk is full.
     """
     files: list[list[str]] = []
     pending: dict[str, Tensor] = {}
@@ -31,10 +30,9 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, Tensor]], limit:
             files.append(_write(directory, pending, len(files)))
             pending, size = {}, 0
         pending[name] = tensor
-        size, total, dtype = size + tensor.nbytes, total + tensor.nbytes, tensor.dtype
+        size, total = size + tensor.nbytes, total + tensor.nbytes
     files.append(_write(directory, pending, len(files)))
     _rename_and_index(directory, files, total)
-    return dtype
 
 
 def _write(directory: Path, tensors: dict[str, Tensor], number: int) -> list[str]:

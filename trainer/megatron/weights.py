@@ -182,9 +182,10 @@ def write_model(model: PolicyModel, source: Path, target: Path, extras: ExportEx
             for path in source.iterdir():
                 if path.is_file() and path.name != "config.json" and not _NOT_COPIED.fullmatch(path.name):
                     shutil.copyfile(path, directory / path.name)
-            dtype = write_tensors(directory, tensors)
+            write_tensors(directory, tensors)
             config = json.loads((source / "config.json").read_text()) | extras.config
-            config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
+            dtype = str(model.config.params_dtype).removeprefix("torch.")  # that of the extras may be another one
+            config["dtype" if "dtype" in config else "torch_dtype"] = dtype
             (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     else:
         for _ in tensors:
