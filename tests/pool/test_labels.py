@@ -1,13 +1,16 @@
 """Labels in the pool: written when an attempt closes, worked out before that, absent from earlier rows."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, select, text
 
+from proxy.pool.completions.labels import ASIDE, _Conversations, labels
+from proxy.pool.completions.labels import LABELS as LABELS_OF_ALL
 from proxy.pool.completions.records import NewCompletion, RequestShape
 from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.database import Pool, open_pool, upgrade
@@ -42,6 +45,86 @@ def calls(attempt_id: int, shapes: Sequence[RequestShape | None]) -> list[NewCom
 def stored(pool: Pool) -> list[str | None]:
     with pool.read() as connection:
         return list(connection.scalars(select(completions.c.label).order_by(completions.c.id)))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a label depends on."""
+
+    id: int
+    shape: RequestShape
+    finish_reason: str = "stop"
+
+
+class Plainly(_Conversations):
+    """The same rules, where each call is compared with all others."""
+
+    def _forked(self, id: int, before: int) -> bool:
+        tools = self._shapes[before].tools
+        others = [o for o in self._shapes if self._before[o] == before]
+        return self._shapes[id].tools != tools and any(self._shapes[o].tools == tools for o in others)
+
+    def _read(self, id: int) -> int | None:
+        shape = self._shapes[id]
+        begun = [o for o in self._shapes if o < id and self._before[o] is None and self._roles[o] != ASIDE]
+        return next((o for o in begun if self._shapes[o].opening == shape.opening), shape.quotes)
+
+
+def test_labels_are_those_of_a_plain_comparison() -> None:
+    """Of random attempts, most of which no agent would make. The seed is fixed."""
+    chance, seen = random.Random(4), set[str]()
+    for _ in range(3000):
+        asked: list[Asked] = []
+        for id in range(1, chance.randint(2, 12)):
+            before = chance.choice([None, *asked])
+            opening = chance.randint(1, 3) if before is None or chance.random() < 0.2 else before.shape.opening
+            shape = RequestShape(
+                tools=chance.randint(0, 2),
+                system=chance.randint(0, 1),
+                opening=opening,
+                turns=before.shape.turns + 1 if before else 0,
+                continues=before.id if before else None,
+                quotes=chance.choice([None, *(each.id for each in asked)]),
+                constrained=chance.random() < 0.2,
+            )
+            asked.append(Asked(id, shape, chance.choice(["stop", "tool_calls"])))
+        acting = {each.id for each in asked if each.finish_reason == "tool_calls"}
+        plain = Plainly({each.id: each.shape for each in asked}, acting)
+        found = labels(asked)
+        assert found == {each.id: plain.label(each.id) for each in asked}, asked
+        seen.update(found.values())
+    assert seen == set(LABELS_OF_ALL)
+
+
+class Compared(int):
+    """A number that counts how often such numbers are compared."""
+
+    times = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return int.__eq__(self, other)
+
+    def __lt__(self, other: int) -> bool:
+        Compared.times += 1
+        return int.__lt__(self, other)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        lambda id: RequestShape(tools=Compared(5 + id), system=1, opening=7, turns=1, continues=1),
+        lambda id: RequestShape(system=1, opening=8),
+    ],
+    ids=["branches with other tools", "asides that begin alike"],
+)
+def test_long_attempts_are_labelled_in_linear_work(later: Callable[[int], RequestShape]) -> None:
+    """It is done inside of the transaction that closes an attempt."""
+    first = Asked(Compared(1), RequestShape(tools=Compared(5), system=1, opening=7))
+    Compared.times = 0
+    found = labels([first, *(Asked(Compared(id), later(id)) for id in range(2, 20_000))])
+    assert len(found) == 19_999 and Compared.times < 30 * 20_000
 
 
 def test_closing_an_attempt_labels_its_completions_and_no_others(pool: Pool) -> None:

@@ -56,7 +56,10 @@ class _Conversations:
         """Call -> later first calls of conversations that contain its reply."""
         self._newest: dict[int, int] = {}
         """Digest of tools -> the last first call of a conversation that offers them."""
-        self._openings: dict[int, list[int]] = defaultdict(list)
+        self._kept: set[int] = set()
+        """The calls that a later one continues with the same tools."""
+        self._works: dict[int, int] = {}
+        """Digest of an opening -> the first call of the work that begins a conversation with it."""
         self._conversation: dict[int, int] = {}
         self._last: dict[tuple[int, bool], int] = {}
         """(conversation, whether tools are offered) -> its last such call."""
@@ -64,8 +67,10 @@ class _Conversations:
             self._place(id, before)
         self._roles: dict[int, str] = {}
         first = min(shapes, key=lambda id: (not shapes[id].tools, shapes[id].constrained), default=0)
-        for id in shapes:
+        for id, shape in shapes.items():
             self._roles[id] = self._role(id, shapes[first])
+            if self._before[id] is None and self._roles[id] != ASIDE:
+                self._works.setdefault(shape.opening, id)
 
     def _continued(self, shape: RequestShape) -> int | None:
         before = self._shapes.get(shape.continues or 0)
@@ -75,12 +80,13 @@ class _Conversations:
     def _place(self, id: int, before: int | None) -> None:
         shape = self._shapes[id]
         if before is None:
-            self._openings[shape.opening].append(id)
             self._newest[shape.tools] = id
             for source in {shape.quotes, shape.continues} - {None}:
                 self._restarts[source or 0].append(id)
         else:
             self._after[before].append(id)
+            if shape.tools == self._shapes[before].tools:
+                self._kept.add(before)
         self._conversation[id] = id if before is None else self._conversation[before]
         self._last[self._conversation[id], bool(shape.tools)] = id
 
@@ -97,8 +103,7 @@ class _Conversations:
 
     def _forked(self, id: int, before: int) -> bool:
         """Whether the call copied the history, with other tools, while the conversation continued without it."""
-        tools = self._shapes[before].tools
-        return self._shapes[id].tools != tools and any(self._shapes[o].tools == tools for o in self._after[before])
+        return before in self._kept and self._shapes[id].tools != self._shapes[before].tools
 
     def _spawned(self, id: int) -> bool:
         """Whether the call begins with the words of a tool call whose conversation continues afterwards."""
@@ -132,8 +137,8 @@ class _Conversations:
     def _read(self, id: int) -> int | None:
         """Return the call of the work that an aside quotes, or begins like; None: there is none."""
         shape = self._shapes[id]
-        alike = (o for o in self._openings[shape.opening] if o < id and self._roles[o] != ASIDE)
-        return next(alike, shape.quotes)
+        alike = self._works.get(shape.opening)
+        return alike if alike is not None and alike < id else shape.quotes
 
     def _aside(self, id: int) -> str:
         """Return the label of an aside that is not a compaction."""
