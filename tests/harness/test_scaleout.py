@@ -240,7 +240,7 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
     (tmp_path / "tests/run.sh").write_text("true")
     (tmp_path / "tests/run.sh").chmod(0o755)
     where = str(tmp_path / "tests")
-    step = {"verifier": {"directories": {"/tests": where}}, "directories": {}}
+    step: dict[str, Any] = {"verifier": {"directories": {"/tests": where}}, "directories": {}}
     data = {"directories": {"x": "kept"}, "image": {"directory": "kept"}}
     step["verifier"]["cases"] = [{"call": "m:f", "args": [data], "returns": data}]
     task = {"image": {"directory": where}, "steps": [step], "metadata": data}
