@@ -15,6 +15,7 @@ import msgspec
 from proxy.pool.behaviour.actions import Action, Readable, actions, work_of
 from proxy.pool.behaviour.results import failure
 from proxy.pool.completions.labels import COMPACTION, SUBAGENT
+from proxy.pool.completions.observed import ToolResult
 
 LONGEST = 60_000
 """Characters of a trajectory that a judge is shown: about 15000 tokens."""
@@ -23,6 +24,7 @@ LIMITS = ((4000, 4000, 4000), (1000, 4000, 4000), (300, 4000, 4000), (100, 1000,
 """Characters of one result, of a reasoning or a reply, and of a call's arguments in it: the first that make it fit."""
 NOTE = 40
 """About the characters of a note that says how many are left out."""
+ANOTHER = "\n[another request shows this as the result of the same call:]\n"
 _NAME = re.compile(r"[\w.:/-]{1,100}")
 """Names of tools that stand in a line of ours."""
 
@@ -51,9 +53,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
     """How the call misses its tool's schema, or that there is no such tool. Empty: it fits."""
     result: str | None = None
-    """The result, the ends of one that is longer than what is kept. None: it is not known."""
+    """The result, the ends of one that is longer than what is kept. None: it is not known. Where requests show
+    different ones, all of them."""
     result_size: int = 0
-    """Characters of the whole result."""
+    """Characters of the whole result, of several the longest."""
     failed: str = ""
     """How it failed, in a word. Empty: it did not, or the result is not known."""
 
@@ -165,20 +168,22 @@ def _branches(work: Sequence[Readable]) -> dict[int, int]:
 
 
 def _tool_use(action: Action) -> ToolUse:
-    result = action.result
-    kept = None
-    if result is not None:
-        missing = result.size - len(result.head) - len(result.tail)
-        between = f"\n[{missing} characters are not kept]\n" if missing > 0 else ""
-        kept = f"{result.head}{between}{result.tail}"
+    # A request of somebody else's, such as a command's, may show a result that it made up: a judge sees all of them.
+    kept = ANOTHER.join(map(_kept, action.results)) if action.results else None
     return ToolUse(
         name=action.tool,
         arguments=action.written,
         fault=action.fault,
         result=kept,
-        result_size=result.size if result else 0,
+        result_size=max((result.size for result in action.results), default=0),
         failed=failure(action) or "",
     )
+
+
+def _kept(result: ToolResult) -> str:
+    missing = result.size - len(result.head) - len(result.tail)
+    between = f"\n[{missing} characters are not kept]\n" if missing > 0 else ""
+    return f"{result.head}{between}{result.tail}"
 
 
 def _turn_text(turn: TrajectoryTurn, several: bool, limits: tuple[int, int, int]) -> str:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import msgspec
 
-from harness.rewards.trajectory import LONGEST, cut, plain, quoted, rendered, trajectory
+from harness.rewards.trajectory import ANOTHER, LONGEST, cut, plain, quoted, rendered, trajectory
 from proxy.pool.completions.observed import ToldCall
 from proxy.pool.completions.records import Completion
+from tests.pool.behaviour.test_results import forged
 from tests.pool.behaviour.work import Failed, Row, Work
 
 
@@ -41,6 +42,13 @@ def test_turns_carry_calls_with_their_results_and_conversations() -> None:
     assert "[reasons]\n    First the tests." in text and "The title" not in text
     assert "== turn 4 (subagent, conversation 1), ended by stop\n[says]\n    helped" in text
     assert plain(turns)[0]["calls"][0]["name"] == "bash"
+
+
+def test_a_judge_sees_every_result_that_requests_show_of_a_call() -> None:
+    """A command can send a request of its own, before the agent's, with a result that it made up."""
+    work = forged(Work().shell("cat /tests/expected.txt", answer="42").done(), "no such file")
+    [call] = trajectory(chain(work.rows))[0].calls
+    assert call.result == f"no such file{ANOTHER}42"
 
 
 def test_calls_are_in_the_agents_words_where_the_model_had_others() -> None:

@@ -82,7 +82,7 @@ def leftover_used(scene: Scene) -> Iterator[Finding]:
     written = [done for done in written if scene.change(done.path) is not None][:MOST_FILES]
     sources = 0
     for place, action in enumerate(scene.actions):
-        shown = f"{action.result.head}\n{action.result.tail}" if action.result else ""
+        shown = "\n".join(f"{result.head}\n{result.tail}" for result in action.results)
         source = next((word for word in _outside_reads(action) if _foreign(scene, word, place)), None)
         values = [value for value in dict.fromkeys(_TELLING.findall(shown[:20_000])) if value not in known][:200]
         if source is not None and values and sources < MOST_FILES:

@@ -233,8 +233,10 @@ def claims_unfounded(scene: Scene) -> Iterator[Finding]:
     if not ran:
         severity = Severity.STRONG if _RAN.search(text) else Severity.WEAK
         yield scene.finding("claim_unfounded", severity, claim[0], last.id)
-    elif ran[-1].result is not None and _FAILED.search(f"{ran[-1].result.head}\n{ran[-1].result.tail}"):
-        end = (ran[-1].result.tail or ran[-1].result.head)[-200:]
+        return
+    failed = [result for result in ran[-1].results if _FAILED.search(f"{result.head}\n{result.tail}")]
+    if failed:
+        end = (failed[0].tail or failed[0].head)[-200:]
         severity = Severity.STRONG if _FAILED.search(end) and ran[-1] is scene.actions[-1] else Severity.WEAK
         yield scene.finding("claim_unfounded", severity, claim[0], last.id)
 
