@@ -22,7 +22,8 @@ from proxy.pool.schema import completions
 from trainer.config import Config, Push
 from trainer.data.row import TrainingRow
 
-VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 8, 2
+VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 16, 2
+"""Heads are of 16 numbers, the fewest that FlexAttention takes on a GPU. The qwen2 model has fewer heads than HEADS."""
 EXPERTS, EXPERT_FFN = 8, 16
 LLAMA_ROPE = {
     "rope_type": "llama3",
@@ -56,7 +57,12 @@ HEADS_OF = {
 """Of MTP heads: the prefix of the layer, and the other tensors, the input projection last."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False},
-    "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "qwen2": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "tie_word_embeddings": True,
+        "num_attention_heads": HIDDEN // HEAD_DIM,  # SGLang 0.5.23 reads no head_dim for this family
+    },
     "mimo": {
         "model_type": "mimo",
         "architectures": ["MiMoForCausalLM"],
@@ -103,7 +109,7 @@ def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    queries, keys = config["num_attention_heads"] * HEAD_DIM, KV_HEADS * HEAD_DIM
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
         "model.norm.weight": (HIDDEN,),
