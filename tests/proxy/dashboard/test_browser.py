@@ -19,13 +19,14 @@ from proxy.dashboard.access import REFUSED
 from proxy.pool.browse.groups import PAGE as GROUPS
 from proxy.pool.browse.groups import group_view
 from proxy.pool.browse.runs import PAGE
+from proxy.pool.browse.sessions import PAGE as SESSIONS
 from proxy.pool.browse.sessions import sessions_page
-from proxy.pool.database import Pool, open_pool
+from proxy.pool.database import Pool, insert_row, open_pool
 from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
-from proxy.pool.schema import completions, rollouts
+from proxy.pool.schema import attempts, completions, rollouts
 from proxy.pool.search.query import HITS
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.evaluations import open_evaluation
@@ -299,6 +300,10 @@ def test_a_later_page_of_a_list_is_in_the_address(home: tuple[Path, Story, Pool]
         [member] = open_group(pool, run.id, TASK | {"id": f"task {number}"}, 1)
         finish_rollout(pool, member.rollout_id, Outcome(attempt_id=None, reward=0.0))
     lists = {"/": ("older runs", "train"), "/run/many%20groups": ("older groups", "task 0")}
+    with pool.write() as connection:
+        for number in range(SESSIONS):
+            values = {"number": 0, "key_hash": f"newer {number}", "agent": "newer", "opened_at": 1.0}
+            insert_row(connection, attempts, values)
     with served(file) as address:
         wait_for_index(address)
         lists["/search?run=many+groups&most_reward=0"] = ("further hits", "task 0,")
@@ -311,6 +316,12 @@ def test_a_later_page_of_a_list_is_in_the_address(home: tuple[Path, Story, Pool]
             assert any(last in text for text in again["rows"]) and len(again["rows"]) < len(more["rows"])
             assert "before=" not in whole["url"] and "further on" not in whole["text"]
             assert len(whole["rows"]) == len(first["rows"]) and whole["troubles"] == []
+        acts = [["click", "button:has-text('older sessions')"], ["reload"], ["click", "a:has-text('all sessions')"]]
+        rows = {"rows": "[aria-label='sessions'] tbody tr"}
+        first, more, again, whole = walk(address, "act", page="/", acts=acts, find=rows)
+        assert len(first["rows"]) == SESSIONS and "sessions=" in more["url"] and again["url"] == more["url"]
+        assert [len(each["rows"]) for each in (more, again, whole)] == [SESSIONS + 1, 1, SESSIONS], again["rows"]
+        assert "the list begins further on" in again["text"] and whole["troubles"] == []
 
 
 def test_steps_are_chosen_and_values_are_read_by_keyboard(home: tuple[Path, Story, Pool]) -> None:

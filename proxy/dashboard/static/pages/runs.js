@@ -67,19 +67,20 @@ export async function runs(box, { params, signal }) {
     );
   }
 
-  await Promise.all([load(), sessionsOf(sessions, signal)]);
+  const first = params.get("sessions");
+  await Promise.all([load(), sessionsOf(sessions, first, signal)]);
   return {
     changed: async (parts) => {
       const shownHere = ["groups", "finished", "steps", "pushed", "retired", "interventions", "working"];
       if (shownHere.some((part) => parts.has(part))) await load();
-      if (parts.has("attempts") || (shown.length === 0 && parts.has("completions"))) await sessionsOf(sessions, signal);
+      if (parts.has("attempts") || (shown.length === 0 && parts.has("completions"))) await sessionsOf(sessions, first, signal);
     },
   };
 }
 
 // Agents that no run started: somebody pointed them at the proxy.
-async function sessionsOf(box, signal) {
-  const page = await ask("sessions", {}, signal);
+async function sessionsOf(box, start, signal) {
+  const page = await ask("sessions", { before: start }, signal);
   let rows = page.sessions;
   const draw = (before) =>
     clear(
@@ -88,6 +89,7 @@ async function sessionsOf(box, signal) {
         ? null
         : [
             h("h2", {}, "Sessions"),
+            start === null ? null : fromTheTop("#/", "all sessions"),
             table(
               ["session", "agent", "calls", "last call", "opened"],
               rows.map((each) =>
@@ -109,6 +111,7 @@ async function sessionsOf(box, signal) {
                   {},
                   more("older sessions", async () => {
                     const next = await ask("sessions", { before }, signal);
+                    remember({ sessions: before });
                     rows = [...rows, ...next.sessions];
                     draw(next.before);
                   }),
