@@ -61,12 +61,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
         "tie_word_embeddings": True,
-        "num_attention_heads": HIDDEN // HEAD_DIM,  # SGLang 0.5.23 reads no head_dim for this family
+        "num_attention_heads": HIDDEN // HEAD_DIM,  # SGLang 0.5.23 reads no head_dim for this family, nor for mimo
     },
     "mimo": {
         "model_type": "mimo",
         "architectures": ["MiMoForCausalLM"],
         "attention_bias": True,
+        "num_attention_heads": HIDDEN // HEAD_DIM,
         "num_nextn_predict_layers": 1,
     },
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_scaling": LLAMA_ROPE},
