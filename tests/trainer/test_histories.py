@@ -18,7 +18,7 @@ from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
 from proxy.pool.training import steps, windowed_fifo
 from tests.trainer.make import VOCABULARY, chain, make_config, write_model
-from tests.trainer.test_tree import distances, gradients
+from tests.trainer.test_tree import distance, gradients
 from trainer.config.step import StepOptions
 from trainer.credit.advantages import group_relative
 from trainer.data.assemble import assemble
@@ -113,10 +113,9 @@ def test_a_step_on_any_history_learns_what_its_completions_teach(
     assert lease is not None
     batch = assemble(lease.groups, StepOptions())
     assert not batch.excluded and batch.tokens == sum(int(row.trained.sum()) for row in expected)
-    policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
+    # In the model of seed 0 the terms of the loss nearly cancel, so that rounding alone is over the bound below.
+    policy = Policy(write_model(tmp_path / "model", seed=1), make_config(tmp_path), ranks)
     flat = gradients(policy, [[row] for row in expected], "cispo", merge=False)
     (micros,) = plan(batch.rows, 1, budget)
-    gaps = distances(gradients(policy, micros, "cispo", merge=True), flat)
-    # The terms of the loss nearly cancel, so what they are rounded by is more of it than of a gradient.
-    assert gaps.pop("loss") <= 1e-4 and max(gaps.values()) <= 1e-5
+    assert distance(gradients(policy, micros, "cispo", merge=True), flat) <= 1e-5
     assert distinct(batch.rows) < 0.6 * sum(row.inputs for row in expected)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     except (UserError, PoolError, OSError) as error:  # OSError: a full disk under checkpoints, a lost directory
         _report(error)
         status = 2
-    except BaseException:
+    except BaseException:  # whatever it was: Python's own end would wait for the other ranks
         if not _among_several():
             raise
         sys.excepthook(*sys.exc_info())

@@ -120,7 +120,7 @@ def job() -> Iterator[Device]:
     dist.init_process_group(device.backend, timeout=COMPUTING_TIMEOUT, device_id=bound)
     try:
         yield device
-    except BaseException:
+    except BaseException:  # whatever it was: alone, there is nobody to wait for
         if dist.get_world_size() == 1:
             dist.destroy_process_group()
         raise
