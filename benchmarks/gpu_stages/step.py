@@ -6,6 +6,7 @@ also timed by itself (benchmarks/steps.py), and by the device's kernels.
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -122,10 +123,11 @@ def kernels(policy: Policy, rows: list[TrainingRow], tokens: int, loss: LossFunc
         policy.update([rows], tokens, loss, 1e-6)
     seconds = time.perf_counter() - began
     kind = "device" if on is ProfilerActivity.CUDA else "cpu"
-    micros = {event.key: getattr(event, f"self_{kind}_time_total") for event in profiler.key_averages()}
-    dearest = sorted(micros, key=lambda name: -micros[name])[:KERNELS]
-    total = sum(micros.values())
-    return {"busy": total / 1e6 / seconds, "share": {name[:100]: micros[name] / total for name in dearest}}
+    micros = Counter[str]()
+    for event in profiler.key_averages():
+        micros[event.key[:100]] += getattr(event, f"self_{kind}_time_total")  # names of templates have thousands
+    total = micros.total()
+    return {"busy": total / 1e6 / seconds, "share": {name: part / total for name, part in micros.most_common(KERNELS)}}
 
 
 def publish(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: RunState) -> dict[str, Any]:
