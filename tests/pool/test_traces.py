@@ -91,6 +91,14 @@ class Numbers:
     added = whole
 
 
+def test_a_file_that_changes_between_its_two_readings_is_told(pool: Pool, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", ["one", "two"], "t")
+    found = find_documents([file], numbered)
+    write(file, ["one", "six"], "t")
+    with pytest.raises(UserError, match=r"session 'two' is no longer in .*a\.jsonl, which changed while it was"):
+        store_documents(pool, "d", found, numbered, None)
+
+
 def test_documents_that_name_no_session_are_rollouts_of_their_own(pool: Pool, tmp_path: Path) -> None:
     agent, steps = {"name": "other", "version": "1"}, [{"step_id": 1, "source": "agent", "message": "said"}]
     document = json.dumps({"schema_version": "ATIF-v1.8", "agent": agent, "steps": steps})

@@ -26,7 +26,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     clip: Weight = 1.0
     """Maximum norm of the whole gradient. 0: no clipping; the norm is measured anyway."""
     weight_decay: Weight = 0.0
-    """Decoupled weight decay per unit of learning rate."""
+    """Decoupled weight decay per unit of learning rate, of matrices only: norms and biases keep their size."""
 
     def __post_init__(self) -> None:
         demand(self.min_lr <= self.lr, f"optimizer.min_lr = {self.min_lr} is above optimizer.lr = {self.lr}; lower it")

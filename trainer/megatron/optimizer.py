@@ -31,7 +31,7 @@ def wrap(model: MegatronModule, parallel: settings.Parallel) -> DistributedDataP
 def build_optimizer(
     ddp: DistributedDataParallel, options: settings.Optimizer, parallel: settings.Parallel
 ) -> MegatronOptimizer:
-    """AdamW with decoupled weight decay, fp32 main weights and global gradient clipping.
+    """AdamW with decoupled weight decay of matrices, fp32 main weights and global gradient clipping.
 
     With `parallel.distributed_optimizer`, each data-parallel rank keeps and updates one part of the optimizer's state.
     """
@@ -52,6 +52,9 @@ def build_optimizer(
         ),
         [ddp],
     )
+    for group in optimizer.param_groups:
+        # 0 for norms and biases. Only the scheduler of megatron-core 0.16.1 applies it, which we do not use.
+        group["weight_decay"] *= group["wd_mult"]
     # Adam creates its moments in its first step. Create them now, so that step 0 can be saved like any other.
     for inner in (part.optimizer for part in parts(optimizer)):
         for param in (param for group in inner.param_groups for param in group["params"]):

@@ -117,6 +117,11 @@ def store_documents(pool: Pool, name: str, found: FoundDocuments, make: Make, to
             counts.groups += 1
             for member, (session, places) in zip(members, of_task.items(), strict=True):
                 read_again = [read for place in places for read in documents(*place) if read.session == session]
+                if not read_again:
+                    raise UserError(
+                        f"session {session!r} is no longer in {next(iter(places))[0]}, which changed while it was "
+                        f"imported; {name} is incomplete: import the file again under another name"
+                    )
                 _store(pool, member.rollout_id, read_again, make, proxy_id)
                 counts.rollouts += 1
                 advance(len(places))
