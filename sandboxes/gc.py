@@ -60,7 +60,7 @@ def remove_leftovers(
     return seen
 
 
-def list_all(where: SearchScope = SearchScope()) -> Inventory:  # noqa: B008 (frozen)
+def list_all(where: SearchScope) -> Inventory:
     """Return all sandboxes and resources, whoever owns them."""
     seen = asyncio.run(_everywhere(where, list_resources))
     seen.sandboxes = list_sandboxes(where.root)

@@ -44,9 +44,6 @@ _FAULTS = (
     r"\b(?:must|should|shall|needs?|has to|have to|fails?|crash\w*|los[et]\w*|ignor\w*|print\w*|return\w*|break\w*|is"
     r"|are|leak\w*|abort\w*|report\w*|drop\w*|give\w*|does|writes?|treat\w*|show\w*|compute\w*|takes?|asks? for)\b"
 )
-_BEFORE = r"\b(?:in|to|of|for|from|with|into|inside)\s+[`'\"]?$"
-
-
 _NEW_BEHAVIOUR = (
     r"\bfrom now on\b|\bit was\b|\bused to\b|\bno longer\b|\bnow\b|\bchang\w+\b[^.\n]{0,80}\b(?:from|to)\b"
     r"|\bshall\b[^.\n]{0,60}\binstead\b"

@@ -68,7 +68,7 @@ async def _go_on(sandbox: Sandbox, task: Task) -> None:
 
 @asynccontextmanager
 async def fresh_sandbox(
-    sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task], *, beside: bool = False
+    sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task], *, beside: bool
 ) -> AsyncIterator[Sandbox]:
     """Give a sandbox of the task in which no agent has run, set up as the agent's was.
 

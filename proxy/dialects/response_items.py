@@ -104,7 +104,7 @@ def completed(items: list[Item], previous: str | None, stored: StoredItems | Non
     return [*map(_decode, context or ()), *own]
 
 
-def messages_of(items: Sequence[Item], first: int = 0) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[Item], first: int) -> list[dict[str, Any]]:
     """Items as messages. Consecutive reasoning, text and calls are one turn; a second text begins another.
 
     `first`: the number of the first item, for error messages.

@@ -54,17 +54,17 @@ def mapped_files(group: int, prefix: str) -> set[Path]:
     return files
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port of `PORTS` that nothing listens on now, drawn at random so that two callers rarely get the same one."""
-    return next(port for port in random.sample(PORTS, len(PORTS)) if is_free(port, host))
+def free_port() -> int:
+    """A free loopback port of `PORTS`, drawn at random so that two callers rarely get the same one."""
+    return next(port for port in random.sample(PORTS, len(PORTS)) if is_free(port))
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen on the port now."""
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the loopback port now."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's port is free
         try:
-            listener.bind((host, port))
+            listener.bind(("127.0.0.1", port))
         except OSError:
             return False
         return True

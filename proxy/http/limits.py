@@ -90,10 +90,10 @@ Reader = Callable[[bytes, str], Call]
 """Reads a body as a call, like `Dialect.read`."""
 
 
-def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits, read: Reader | None = None) -> Call:
-    """Read the body as a call; CallError says what is wrong or too much. `read` stands for the dialect's own."""
+def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits, read: Reader) -> Call:
+    """Read the body as a call with `read`; CallError says what is wrong or too much."""
     try:
-        call = _read(body.removeprefix(BYTE_ORDER_MARK), path, read or dialect.read)
+        call = _read(body.removeprefix(BYTE_ORDER_MARK), path, read)
     except RecursionError as error:
         raise _too_deep(limits) from error
     tool_calls = [tool_call for message in call.messages for tool_call in message.get("tool_calls", ())]

@@ -54,7 +54,7 @@ async def list_resources(daemon: DockerDaemon) -> list[DockerResource]:
 
 
 def select_orphans(
-    resources: Sequence[DockerResource], dead_hosts: Collection[str] = (), bundles: bool = False
+    resources: Sequence[DockerResource], dead_hosts: Collection[str], bundles: bool
 ) -> list[DockerResource]:
     """Return those that nobody will use again.
 

@@ -78,7 +78,7 @@ def working_directory(spec: Spec, of_image: str) -> str:
 
 
 def container_config(
-    spec: Spec, base: BaseImage, supply: Supply, labels: Mapping[str, str], first_id: int = 0
+    spec: Spec, base: BaseImage, supply: Supply, labels: Mapping[str, str], first_id: int
 ) -> dict[str, Any]:
     """Return the description from which the daemon's API creates a container.
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from trainer.config import KINDS, Correction, Loss
 from trainer.loss.policy_loss import LossRule
-from trainer.loss.ratios import Level, Window
+from trainer.loss.ratios import Window
 
 
 def configured(loss: Loss) -> LossRule:
@@ -77,7 +77,7 @@ def decoupled_ppo(low: float, high: float, mismatch: float = 5.0) -> LossRule:
     return LossRule(form="surrogate", window=window, anchor="old", correction=correction("reject", mismatch))
 
 
-def ipa(mismatch: float, level: Level = "geometric") -> LossRule:
+def ipa(mismatch: float) -> LossRule:
     """ROLL's chunk-level loss (arXiv 2512.24873, equations 8-9), with a completion as a chunk.
 
     Tokens of positive advantage weigh 1; those of negative advantage weigh [policy / old] clipped to [0, 1]. Ratios are
@@ -87,9 +87,9 @@ def ipa(mismatch: float, level: Level = "geometric") -> LossRule:
     """
     return LossRule(
         window=Window(high=1.0),
-        level=level,
+        level="geometric",
         anchor="old",
         correction=correction("mask", mismatch),
-        correction_level=level,
+        correction_level="geometric",
         only_negatives=True,
     )

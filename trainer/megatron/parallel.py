@@ -97,9 +97,9 @@ class Ranks:
 
 
 @contextmanager
-def process_groups(parallel: Parallel, seed: int = 0) -> Iterator[Ranks]:
+def process_groups(parallel: Parallel) -> Iterator[Ranks]:
     """Join the job that torchrun started, and leave it at the end of the block (`job`)."""
-    with job() as device, split(parallel, device, seed) as ranks:
+    with job() as device, split(parallel, device) as ranks:
         yield ranks
 
 
@@ -128,7 +128,7 @@ def job() -> Iterator[Device]:
 
 
 @contextmanager
-def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
+def split(parallel: Parallel, device: Device) -> Iterator[Ranks]:
     """Divide the job's processes into Megatron's groups.
 
     UserError when their number is no multiple of tensor x context x pipeline, or of expert x pipeline.
@@ -151,8 +151,9 @@ def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
         expert_tensor_parallel_size=1,
     )
     try:
-        torch.manual_seed(seed)
-        model_parallel_cuda_manual_seed(seed)
+        # Megatron asks for seeded generators. Training draws nothing: weights are loaded, and there is no dropout.
+        torch.manual_seed(0)
+        model_parallel_cuda_manual_seed(0)
         yield Ranks(
             rank=dist.get_rank(),
             world=dist.get_world_size(),

@@ -37,7 +37,6 @@ _OUTCOME = re.compile(
     r"|\bBUILD SUCCESS\w*|\bno issues found|\bSuccess: no issues)[^'\"`\n]{0,60}['\"`]"
 )
 _REPORTER = r"report\w*|summar\w*|runner|print\w*|output|test (?:tool|framework|harness)|\bTAP\b|message|format"
-_SLICES = 12
 _TAG = re.compile(r"<[^<>\n]{1,600}>")
 _HIDDEN = re.compile(r"display\s*:\s*none|hidden|visibility")
 _CLOSES = re.compile(r"</(?:div|p|span|section)>")

@@ -35,7 +35,7 @@ ARCHITECTURES = {"SCMP_ARCH_X86_64": ("SCMP_ARCH_X86", "SCMP_ARCH_X32"), "SCMP_A
 
 
 @cache
-def security_option(profile: Profile, allowed: tuple[str, ...] = ()) -> str:
+def security_option(profile: Profile, allowed: tuple[str, ...]) -> str:
     """Return the filter as an entry of HostConfig.SecurityOpt. `allowed`: calls that are not refused after all."""
     if profile == "harbor":
         allowed = (*allowed, *HARBOR, "socketcall")

@@ -64,14 +64,14 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def acts_of(connection: Connection, attempt_id: int, most: int = MOST_CALLS) -> list[Act]:
+def acts_of(connection: Connection, attempt_id: int) -> list[Act]:
     """Return the first calls of an attempt, in the order of their commits, each with its label."""
     query: Any = select(*COLUMNS).where(completions.c.attempt_id == attempt_id).order_by(completions.c.ordinal)
     acts: list[Act] = []
     text = 0
-    while len(acts) < most and text < MOST_TEXT:
+    while len(acts) < MOST_CALLS and text < MOST_TEXT:
         behind = query.where(completions.c.ordinal > (acts[-1].ordinal if acts else -1))
-        some = [_act(row) for row in connection.execute(behind.limit(min(AT_ONCE, most - len(acts))))]
+        some = [_act(row) for row in connection.execute(behind.limit(min(AT_ONCE, MOST_CALLS - len(acts))))]
         if not some:
             break
         acts += some
