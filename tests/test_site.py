@@ -14,11 +14,11 @@ from docs.site import reference
 from proxy.config import load_config as load_proxy
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.schema import metadata
+from proxy.pool.training.steps import PHASES
 from proxy.pool.untrained import UntrainedReason
 from tests.harness.test_tasks import TABLES
 from tests.test_pages import block_of
 from trainer.config import load_config as load_trainer
-from trainer.monitor.liveness import PHASES
 from trainer.report.exporters import FAMILIES, scalars
 
 ROOT = Path(__file__).parent.parent

@@ -3,7 +3,6 @@
 import re
 from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from sqlalchemy import MetaData, create_engine, insert, select, text, update
@@ -13,12 +12,11 @@ from proxy.pool.database import Pool, open_pool, upgrade
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
-from proxy.pool.rollouts.states import TRANSITIONS, GroupState, move
+from proxy.pool.rollouts.states import GROUP_STATES, TRANSITIONS, move
 from proxy.pool.schema import groups
 from tests.pool.make import TASK
 
 ROOT = Path(__file__).parents[2]
-STATES: tuple[GroupState, ...] = get_args(GroupState)
 
 
 def step_of(state: str) -> int | None:
@@ -47,7 +45,7 @@ def test_groups_move_along_the_table_and_no_other_way(pool: Pool) -> None:
     run_id = open_run(pool, "r", "train", {}).id
     [member], [other] = open_group(pool, run_id, TASK, 1), open_group(pool, run_id, TASK, 1)
     this = groups.c.id == member.group_id
-    for before, after in product(STATES, STATES):
+    for before, after in product(GROUP_STATES, GROUP_STATES):
         with pool.write() as connection:
             connection.execute(update(groups).where(this).values(state=before, step=step_of(before)))
             if (before, after) in TRANSITIONS:

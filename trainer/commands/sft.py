@@ -18,6 +18,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.training.imitation import keep_imitated
 from trainer import config as settings
 from trainer.commands.recorded_rows import demonstrations
+from trainer.data.assemble import trained_tokens
 from trainer.data.imitation import imitated_tokens
 from trainer.data.packing import pack, plan
 from trainer.data.row import TrainingRow
@@ -66,7 +67,7 @@ def imitate(
             learned |= imitated_tokens(rows)
             micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
             rate = learning_rate(config.optimizer, step, options.max_steps)
-            update = policy.update(micros, count(rows), imitation, rate)
+            update = policy.update(micros, trained_tokens(rows), imitation, rate)
             advance(1)
             if step % options.MEASURE_EVERY == 0 or step == options.max_steps:
                 measures = {"step": step, "train_loss": update.loss}
@@ -112,10 +113,6 @@ def batches(rows: Sequence[TrainingRow], size: int, seed: int) -> Iterator[list[
         yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
-def count(rows: Sequence[TrainingRow]) -> int:
-    return sum(int(row.trained.sum()) for row in rows)
-
-
 def measure(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dict[str, float]:
     """Return the held-out loss per token, and as accuracy the share of tokens that are the model's first choice.
 
@@ -126,7 +123,7 @@ def measure(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dic
         packed, _ = pack(micro, policy.shard)
         correct = packed.labels[packed.branches] == policy.best(packed)
         sums += torch.stack((-policy.logprobs(packed).double().sum(), correct.sum()))
-    loss, accuracy = (sum_over_context_ranks(sums) / count(rows)).tolist()
+    loss, accuracy = (sum_over_context_ranks(sums) / trained_tokens(rows)).tolist()
     # All ranks take rank 0's figures: kernels may round differently elsewhere, and all ranks must stop together.
     return policy.ranks.share(lambda: {"loss": loss, "accuracy": accuracy})
 

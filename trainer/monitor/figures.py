@@ -22,10 +22,10 @@ def flat(metrics: Mapping[str, Any], oldest: int) -> dict[str, float]:
     """Return the figures of a step. `oldest`: staleness above which groups are dropped; 0: none gets so old."""
     figures: dict[str, float] = {}
     for name, value in metrics.items():
-        if _is_number(value):
+        if is_number(value):
             figures[name] = float(value)
         elif name in FAMILIES and isinstance(value, Mapping):
-            figures |= {f"{name}/{key}": float(part) for key, part in value.items() if _is_number(part)}
+            figures |= {f"{name}/{key}": float(part) for key, part in value.items() if is_number(part)}
     if "events" in metrics:  # the metric holds those that happened
         figures = {f"events/{kind}": 0.0 for kind in Kind} | figures
     return figures | {name: value for name, value in _derived(metrics, oldest).items() if value is not None}
@@ -45,7 +45,8 @@ def compared(rule: Rule, now: Mapping[str, float], before: Sequence[Mapping[str,
     return value / mean if mean else None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a metric is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

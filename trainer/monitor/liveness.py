@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from proxy.pool.training.steps import PHASES
 from trainer.monitor.figures import FEWEST_STEPS
 
-PHASES = ("wait", "prepare", "train", "checkpoint", "report", "push")
-"""The phases of a step in their order."""
 SLOW_SECONDS = 1800.0
 """A phase that is shorter is not slow, however short it was before."""
 SLOW_FACTOR = 6.0

@@ -5,7 +5,6 @@ after a crash and none appears twice after a rollback. Not here: figures that ar
 """
 
 import importlib
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,9 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from proxy.pool.errors import UserError
+from proxy.pool.training.steps import HISTOGRAMS
 from trainer.config.report import Report
+from trainer.monitor.figures import is_number
 
 FAMILIES = {
     "reward": ("reward_mean", "rollouts", "valid_rollouts"),
@@ -28,8 +29,6 @@ FAMILIES = {
     "speed": ("computed_tokens", "flat_tokens", "call_tokens", "speedup_tokens", "speedup_flops")
     + ("speedup_calls_flops", "flops", "tokens_per_second", "mfu"),
 }
-HISTOGRAMS = ("staleness_groups", "staleness_tokens")
-"""Metrics that count values: {"0": 12, "1": 3}."""
 LISTS = ("command_counts",)
 """Metrics whose names differ from step to step; they are no curves."""
 _FAMILY = {name: family for family, names in FAMILIES.items() for name in names}
@@ -51,15 +50,11 @@ def scalars(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (tag, value) of every finite number in the metrics; a tag is `family/name`."""
     for name, value in metrics.items():
         if isinstance(value, Mapping) and name not in (*HISTOGRAMS, *LISTS):
-            yield from ((f"{name}/{key}", float(part)) for key, part in value.items() if _number(part))
-        elif _number(value):
+            yield from ((f"{name}/{key}", float(part)) for key, part in value.items() if is_number(part))
+        elif is_number(value):
             yield f"{_FAMILY.get(name) or name.partition('_')[0]}/{name}", float(value)
         elif name == "alarms":
             yield "alarms/raised", float(len(value))
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def counts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, dict[int, int]]]:

@@ -28,7 +28,7 @@ from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
-from trainer.monitor.liveness import PHASES, PhaseWatch
+from trainer.monitor.liveness import PhaseWatch
 from trainer.policy import Policy, Update
 from trainer.report import tokens
 from trainer.report.describe import MetricsContext, StepFacts, describe, line
@@ -182,20 +182,20 @@ class StepReport:
         self._last = time.perf_counter()
         first = reporter.ranks.rank == 0
         self.watch = reporter.run.monitor.watch_phases(step) if first else PhaseWatch((), lambda _: None)
-        self.watch.enter(PHASES[0])
+        self.watch.enter(steps.PHASES[0])
 
     def _lap(self, part: str) -> None:
         now = time.perf_counter()
         self.seconds[part] = round(now - self._last, 4)
         self._last = now
         self.watch.end()
-        if part != PHASES[-1]:
-            self.watch.enter(PHASES[PHASES.index(part) + 1])
+        if part != steps.PHASES[-1]:
+            self.watch.enter(steps.PHASES[steps.PHASES.index(part) + 1])
 
     def set_aside(self) -> None:
         """Note that a batch came to nothing: the step waits for another one. The batch's time is in no phase."""
         self._last = time.perf_counter()
-        self.watch.enter(PHASES[0])
+        self.watch.enter(steps.PHASES[0])
 
     def leased(self, groups: Sequence[LeasedGroup]) -> None:
         self._groups = groups

@@ -10,6 +10,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool, UserError
 from proxy.pool.processes.owners import attended
+from proxy.pool.rollouts.states import GROUP_STATES
 from proxy.pool.schema import archives, attempts, groups, rollouts, runs, tasks
 
 PAGE = 50
@@ -20,7 +21,6 @@ OF_STEP = 4096
 """Groups of one train step that are looked at."""
 MOST_MEMBERS = 256
 """Members of a group that are shown."""
-STATES = ("RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE")
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def groups_page(
 
     `state`, `step`: only groups in this state, or of this train step.
     """
-    if state is not None and state not in STATES:
-        raise UserError(f"{state!r} is no state of a group; choose one of: {', '.join(STATES)}")
+    if state is not None and state not in GROUP_STATES:
+        raise UserError(f"{state!r} is no state of a group; choose one of: {', '.join(GROUP_STATES)}")
     with snapshot(pool) as connection:
         run = run_row(connection, name)
         source: Any = groups.c

@@ -20,11 +20,11 @@ from proxy.pool.errors import UserError
 from proxy.pool.input_files import open_input
 from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
 from proxy.pool.schema import policy_versions, proxies, train_steps
+from proxy.pool.training.steps import PHASES
 
 MOST_PROXIES = 50
 NEWEST_STEPS = 24
 """Steps of a run whose phases are shown."""
-PHASES = ("wait", "prepare", "train", "checkpoint", "report", "push")
 METRICS = "metrics.prom"
 MOST_BYTES = 1 << 20
 

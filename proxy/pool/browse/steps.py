@@ -11,6 +11,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.schema import policy_versions, train_steps
+from proxy.pool.training.steps import HISTOGRAMS
 
 MOST_POINTS = 400
 """Steps of a curve. Metrics of a step take some ten kilobytes."""
@@ -18,8 +19,6 @@ MOST_CURVES = 64
 """Metrics that are asked for at once."""
 NAMED_STEPS = 8
 """Steps that are looked at for the names of metrics. A metric that none of them has can still be asked for by name."""
-HISTOGRAMS = ("staleness_groups", "staleness_tokens")
-"""Metrics that count values: {"0": 12, "1": 3}."""
 SUMS = ("left_out_so_far",)
 """Metrics whose values are [groups, rollouts, tokens]."""
 

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
-import msgspec
 from sqlalchemy import Row, Text, cast, select, union
 
 from proxy.pool.completions.labels import LABELS
@@ -21,7 +20,7 @@ from proxy.pool.completions.routed_experts import unpack
 from proxy.pool.compressed_json import as_text
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
-from proxy.pool.inspect.verify_responses import read_responses, response_problems
+from proxy.pool.inspect.verify_responses import decoded, read_responses, response_problems
 from proxy.pool.schema import attempts, completions, responses
 from proxy.pool.terminal.progress import progress
 from proxy.pool.untrained import UntrainedReason
@@ -88,7 +87,7 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: PoolReport) -> None:
         if _is_numbers(row.sampled):
             report.sampled_tokens += len(row.sampled) // NUMBER_BYTES - sum(end - start for start, end in _given(row))
         report.damages += [f"attempt {attempt_id}, completion {row.id}: {problem}" for problem in problems]
-    replies = {row.id: _decoded(row.reply, dict[str, Any]) for row in rows} if stored else {}
+    replies = {row.id: decoded(row.reply, dict[str, Any]) for row in rows} if stored else {}
     report.damages += [f"attempt {attempt_id}, {problem}" for problem in response_problems(stored, replies)]
 
 
@@ -109,11 +108,11 @@ def _problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
         yield from _sampling_problems(row)
     if row.experts is not None:
         yield from _experts_problems(row)
-    if _decoded(row.reply, dict[str, Any]) is None:
+    if decoded(row.reply, dict[str, Any]) is None:
         yield "its reply is no JSON object"
-    if row.given is not None and _decoded(row.given, GivenSpans) is None and row.given != "null":
+    if row.given is not None and decoded(row.given, GivenSpans) is None and row.given != "null":
         yield "its given tokens are no list of spans"
-    if row.shape is not None and _decoded(row.shape, RequestShape | None) is None and row.shape != "null":
+    if row.shape is not None and decoded(row.shape, RequestShape | None) is None and row.shape != "null":
         yield "its shape cannot be read"
     if row.label is not None and row.label not in LABELS:
         yield f"its label {row.label!r} is none of {', '.join(LABELS)}"
@@ -153,7 +152,7 @@ def _experts_problems(row: Row[Any]) -> Iterator[str]:
 def _sampling_problems(row: Row[Any]) -> Iterator[str]:
     """Check logprobs and version spans: in order for any completion, complete for a trainable one."""
     sampled, logprobs = len(row.sampled) // NUMBER_BYTES, floats(row.logprobs)
-    spans = _decoded(row.versions, Spans)
+    spans = decoded(row.versions, Spans)
     if spans is None:
         yield "its versions are no list of spans"
         spans = []
@@ -183,15 +182,8 @@ def _sampling_problems(row: Row[Any]) -> Iterator[str]:
 
 def _given(row: Row[Any]) -> list[GivenSpan]:
     """The spans of given tokens; none where the column is null or unreadable, which `_problems` reports."""
-    return [] if row.given is None else _decoded(row.given, GivenSpans) or []
+    return [] if row.given is None else decoded(row.given, GivenSpans) or []
 
 
 def _is_numbers(data: object) -> bool:
     return isinstance(data, bytes) and len(data) % NUMBER_BYTES == 0
-
-
-def _decoded(text: str | bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeError):
-        return None

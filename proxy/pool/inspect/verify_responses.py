@@ -26,7 +26,7 @@ def response_problems(rows: Sequence[Row[Any]], replies: Mapping[int, dict[str, 
     with_fields: set[str] = set()
     for row in rows:
         problems = list(_link_problems(row, lengths))
-        items, fields = _decoded(row.items, list[msgspec.Raw]), _decoded(row.fields, dict[str, Any])
+        items, fields = decoded(row.items, list[msgspec.Raw]), decoded(row.fields, dict[str, Any])
         if items is None:
             problems.append("its items are no list")
         if fields is not None:
@@ -44,7 +44,8 @@ def response_problems(rows: Sequence[Row[Any]], replies: Mapping[int, dict[str, 
         yield from (f"response {row.id}: {problem}" for problem in problems)
 
 
-def _decoded(text: str | bytes, kind: Any) -> Any:
+def decoded(text: str | bytes, kind: Any) -> Any:
+    """Return a JSON text as a value of this kind; None: it is not one."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError):

@@ -21,13 +21,13 @@ from proxy.pool.read.records import CompletionRecord, RolloutRecord
 from proxy.pool.read.why_untrained import Surroundings, why_untrained
 from proxy.pool.rollouts.masked import masked_as_hacked
 from proxy.pool.rollouts.runs import find_run
+from proxy.pool.rollouts.states import GROUP_STATES
 from proxy.pool.schema import archives, attempts, groups, runs, tasks
 from proxy.pool.schema import rollouts as rollouts_table
 from proxy.pool.untrained import Untrained, UntrainedReason
 
 PAGE = 32
 """Groups per query."""
-STATES = ("RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class RolloutFilter:
     """Where the archive files are now, if they were moved since `proxy pool archive` wrote them."""
 
     def __post_init__(self) -> None:
-        for value, known in ((self.state, STATES), *((label, LABELS) for label in self.labels or ())):
+        for value, known in ((self.state, GROUP_STATES), *((label, LABELS) for label in self.labels or ())):
             if value is not None and value not in known:
                 raise UserError(f"{value!r} is unknown; choose one of: {', '.join(known)}")
 

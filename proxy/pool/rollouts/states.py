@@ -4,13 +4,14 @@ docs/architecture.md shows TRANSITIONS as a diagram. The database refuses other 
 without being in one (proxy/pool/schema.py).
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, Connection, update
 
 from proxy.pool.schema import groups
 
 GroupState = Literal["RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE"]
+GROUP_STATES: tuple[GroupState, ...] = get_args(GroupState)
 
 TRANSITIONS: dict[tuple[GroupState, GroupState], str] = {
     ("RUNNING", "DONE"): "every rollout has its outcome",

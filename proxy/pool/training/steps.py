@@ -23,6 +23,10 @@ from proxy.pool.training.settled import of_steps, settle, unsettle
 from proxy.pool.untrained import UntrainedReason
 
 START_AGAIN = "start the trainer again, which goes on from the newest version"
+PHASES = ("wait", "prepare", "train", "checkpoint", "report", "push")
+"""The phases of a step in their order: the names in its metric `seconds`."""
+HISTOGRAMS = ("staleness_groups", "staleness_tokens")
+"""Metrics that count values: {"0": 12, "1": 3}."""
 
 
 @dataclass(frozen=True)
