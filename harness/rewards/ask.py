@@ -15,6 +15,7 @@ import aiohttp
 
 from harness.rewards.judge_file import JudgeModel
 from proxy.pool.errors import UserError
+from proxy.pool.schema import storable
 
 TRIES = 3
 PAUSE_SECONDS = 2.0
@@ -61,7 +62,7 @@ def read_answer(text: str) -> tuple[float, str] | None:
         return None
     reason = str(answer.get("reason", ""))[:MAX_TEXT]
     # A reason may quote an agent's lone surrogates. They are replaced, as refusing the answer would spare that agent.
-    return float(score), reason.encode(errors="replace").decode()
+    return float(score), storable(reason)
 
 
 async def _answered(model: JudgeModel, key: str, messages: list[dict[str, str]]) -> tuple[float, str]:

@@ -14,6 +14,7 @@ import msgspec
 from harness.tasks import Task, Verifier, parts_of
 from harness.verdict.chat_client import ChatModel, NoAnswer, complete
 from harness.verdict.task_texts import texts_of
+from proxy.pool.schema import storable
 
 TRIES = 3
 SECONDS = 300.0
@@ -85,14 +86,9 @@ def read(text: str) -> Opinion | None:
         if isinstance(value, dict) and isinstance(value.get("weak"), bool):
             reasons = value.get("reasons", [])
             listed = reasons if isinstance(reasons, list) else [reasons]
-            last = Opinion(weak=value["weak"], reasons=[_stored(str(reason)) for reason in listed])
+            last = Opinion(weak=value["weak"], reasons=[storable(str(reason)) for reason in listed])
         at = text.find("{", at + length)
     return last
-
-
-def _stored(reason: str) -> str:
-    """The reason with a mark in place of lone surrogates, which no file can hold."""
-    return reason.encode(errors="replace").decode()
 
 
 def described(task: Task) -> str:

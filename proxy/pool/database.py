@@ -25,7 +25,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from proxy.pool.address import database_url, parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
-from proxy.pool.schema import metadata
+from proxy.pool.schema import metadata, storable
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 from proxy.pool.views import drop_views, make_views
 
@@ -293,7 +293,7 @@ def _to_json(value: Any) -> str:
 
 def _with_marks(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode(errors="replace").decode()
+        return storable(value)
     if isinstance(value, dict):
         return {_with_marks(name): _with_marks(item) for name, item in value.items()}
     return [_with_marks(item) for item in value] if isinstance(value, list | tuple) else value

@@ -35,6 +35,11 @@ from sqlalchemy.types import TypeDecorator
 from proxy.pool.compressed_json import Packed
 
 
+def storable(text: str) -> str:
+    """Return a text with a mark in place of what UTF-8 cannot store: lone surrogates."""
+    return text.encode(errors="replace").decode()
+
+
 class FreeText(TypeDecorator[str]):
     """Text of any origin. What UTF-8 or PostgreSQL cannot store (lone surrogates, NUL) is replaced."""
 
@@ -44,7 +49,7 @@ class FreeText(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None:
             return None
-        return value.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+        return storable(value).replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 metadata = MetaData(

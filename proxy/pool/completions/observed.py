@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.pool.schema import storable
+
 HEAD, TAIL = 300, 200
 """Characters of a result that are kept: the first, and of a longer one also the last."""
 MOST_TEXT = 8192
@@ -77,6 +79,8 @@ class Observed(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decode = msgspec.json.Decoder(Observed).decode
+_TEXTS = ("call", "name", "head", "tail")
+"""The fields of a ToolResult that are texts."""
 
 
 def pack(observed: Observed) -> bytes:
@@ -85,16 +89,16 @@ def pack(observed: Observed) -> bytes:
         return msgspec.json.encode(observed)
     except UnicodeEncodeError:
         results = [
-            msgspec.structs.replace(each, **{name: _storable(getattr(each, name)) for name in _TEXTS})
+            msgspec.structs.replace(each, **{name: storable(getattr(each, name)) for name in _TEXTS})
             for each in observed.results
         ]
-        faults = tuple(map(_storable, observed.faults))
+        faults = tuple(map(storable, observed.faults))
         told = tuple(
-            ToldCall(_storable(each.name), {_storable(key): _storable(own) for key, own in each.keys.items()})
+            ToldCall(storable(each.name), {storable(key): storable(own) for key, own in each.keys.items()})
             for each in observed.told
         )
         whole = msgspec.structs.replace(
-            observed, results=tuple(results), faults=faults, broken=_storable(observed.broken), told=told
+            observed, results=tuple(results), faults=faults, broken=storable(observed.broken), told=told
         )
         return msgspec.json.encode(whole)
 
@@ -109,10 +113,3 @@ def cut(text: str, room: int) -> tuple[str, str]:
     if len(text) <= min(room, HEAD + TAIL):
         return text[:HEAD], text[HEAD:]
     return text[: min(room, HEAD)], text[-TAIL:] if room >= HEAD + TAIL else ""
-
-
-_TEXTS = ("call", "name", "head", "tail")
-
-
-def _storable(text: str) -> str:
-    return text.encode(errors="replace").decode()

@@ -20,7 +20,7 @@ from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.completions import observed
 from proxy.pool.database import Pool
 from proxy.pool.processes.owners import database_time
-from proxy.pool.schema import attempts, completions, groups, rollouts, runs, tasks
+from proxy.pool.schema import attempts, completions, groups, rollouts, runs, storable, tasks
 from proxy.pool.search.index import keep, meta
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Builder:
         )
         self._index.execute(
             "insert into words (rowid, reply, results) values (?, ?, ?)",
-            (row.id, _storable(words_of(row.reply)), _storable(results)),
+            (row.id, storable(words_of(row.reply)), storable(results)),
         )
 
     def _outcomes(self) -> bool:
@@ -231,7 +231,3 @@ def _members(group_ids: Sequence[int]) -> Any:
         .outerjoin(attempts, attempts.c.id == rollouts.c.attempt_id)
         .where(rollouts.c.group_id.in_(group_ids))
     )
-
-
-def _storable(text: str) -> str:
-    return text.encode(errors="replace").decode()
