@@ -8,7 +8,7 @@ import sys
 from harness.commands import agents, behaviour, evaluations, replay, rescore, run, validate, watch
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.terminal.command_line import CommandParser, add_common
-from proxy.pool.terminal.errors import told
+from proxy.pool.terminal.errors import error_line
 
 VERBS = (run, watch, evaluations, behaviour, replay, rescore, agents, validate)
 INTERRUPTED = 130
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(given.call(given))
     except (UserError, PoolError) as error:
-        print(told(error), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped; repeat the same command to go on", file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.agents.base import Agent
 from harness.cluster.pickling import NodeReport, NodeSetup, unpack
-from harness.cluster.task_directories import moved, own_place, unpacked
+from harness.cluster.task_directories import make_place, unpack_directories, with_directories
 from harness.rollout.attempt import make_attempt
 from harness.rollout.context import RolloutJob, RunContext
 from harness.tasks.stored import stored_task
@@ -32,7 +32,7 @@ def attempt_here(
 
     node = ray.get_runtime_context().get_node_id()
     outcome = error = None
-    place = own_place()
+    place = make_place()
     logs = place / "logs"
     logs.mkdir()
     try:
@@ -52,8 +52,8 @@ def _with_copies(task: dict[str, Any], parcel: bytes | None, place: Path) -> dic
     """The task, naming the unpacked directories instead of those of the driver's machine."""
     if parcel is None:
         return task
-    unpacked(parcel, place)
-    local_task: dict[str, Any] = moved(task, lambda source: str(place / source.lstrip("/")))
+    unpack_directories(parcel, place)
+    local_task: dict[str, Any] = with_directories(task, lambda source: str(place / source.lstrip("/")))
     return local_task
 
 
@@ -86,5 +86,6 @@ def _runner() -> asyncio.Runner:
 
 @cache
 def _opened(station: NodeSetup) -> dict[str, Any]:
+    """Open what contexts need on this node, once for all attempts of this process; before that, clean up."""
     clean_up()
     return station.opened()

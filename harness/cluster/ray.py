@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from harness.cluster.node import attempt_here, clean_up
 from harness.cluster.pickling import MakeSandboxes, NodeReport, NodeSetup, pack
-from harness.cluster.task_directories import directories_of, packed
+from harness.cluster.task_directories import directories_of, pack_directories
 from harness.rollout.context import Cancellation, RolloutJob, RunContext
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Ending, close_lost, still_open
@@ -169,7 +169,7 @@ class Cluster:
             return None
         key = (rollout.task.get("digest", ""), *directories)
         if key not in self._parcels:
-            self._parcels[key] = self._ray.put(await asyncio.to_thread(packed, directories))
+            self._parcels[key] = self._ray.put(await asyncio.to_thread(pack_directories, directories))
         self._parcels.move_to_end(key)
         while len(self._parcels) > PARCELS:
             self._parcels.popitem(last=False)

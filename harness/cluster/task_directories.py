@@ -16,10 +16,10 @@ DATA = ("metadata", "args", "returns")
 """Fields of a task that hold the user's own data, in which a name means nothing."""
 
 
-def moved(task: Any, to: Callable[[str], str]) -> Any:
-    """Replace each directory of this machine that a task (as builtins) names."""
+def with_directories(task: Any, to: Callable[[str], str]) -> Any:
+    """Replace by `to` each directory of this machine that a task (as builtins) names."""
     if isinstance(task, list):
-        return [moved(one, to) for one in task]
+        return [with_directories(one, to) for one in task]
     if not isinstance(task, dict):
         return task
     replaced = {}
@@ -29,7 +29,7 @@ def moved(task: Any, to: Callable[[str], str]) -> Any:
         elif name == "image" and isinstance(value, dict) and value.get("directory"):
             replaced[name] = value | {"directory": to(value["directory"])}
         else:
-            replaced[name] = value if name in DATA else moved(value, to)
+            replaced[name] = value if name in DATA else with_directories(value, to)
     return replaced
 
 
@@ -41,11 +41,11 @@ def directories_of(task: Any) -> list[str]:
         directories.add(source)
         return source
 
-    moved(task, collect)
+    with_directories(task, collect)
     return sorted(directories)
 
 
-def packed(directories: list[str]) -> bytes:
+def pack_directories(directories: list[str]) -> bytes:
     """Pack directories into one archive."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
@@ -54,13 +54,13 @@ def packed(directories: list[str]) -> bytes:
     return file.getvalue()
 
 
-def unpacked(parcel: bytes, place: Path) -> None:
+def unpack_directories(parcel: bytes, place: Path) -> None:
     """Unpack an archive below `place`, each path as it was."""
     with tarfile.open(fileobj=io.BytesIO(parcel)) as archive:
         archive.extractall(place, filter="fully_trusted")  # packed by us
 
 
-def own_place() -> Path:
+def make_place() -> Path:
     """Make a directory that gc removes like a sandbox when this process is dead."""
     return make_sandbox_directory(default_root())
 

@@ -10,7 +10,7 @@ from proxy.engine.tiny_model import make_tiny_model
 from proxy.http.redact import RedactingFormatter
 from proxy.pool.errors import UserError
 from proxy.pool.terminal.command_line import CommandParser, add_common
-from proxy.pool.terminal.errors import told
+from proxy.pool.terminal.errors import error_line
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except UserError as error:
-        print(told(error), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
 
 

@@ -1,7 +1,7 @@
 """A column type for JSON that is compressed in SQLite, where an answer's text would be a quarter of its row.
 
 PostgreSQL compresses long values by itself. Short values, and rows written before compression, are stored as text. SQL
-cannot query inside of such a column.
+cannot query inside such a column.
 """
 
 import zlib
@@ -25,7 +25,7 @@ class _Unchanged(UserDefinedType[Any]):
         return "JSON"
 
 
-class Packed(TypeDecorator[Any]):
+class CompressedJson(TypeDecorator[Any]):
     """A JSON value, compressed in SQLite where that makes it shorter."""
 
     impl = JSON
@@ -38,29 +38,29 @@ class Packed(TypeDecorator[Any]):
         text = msgspec.json.encode(value)  # it refuses lone surrogates: a reply is stored as it was, or not at all
         if dialect.name != "sqlite":
             return msgspec.Raw(text)
-        packed = zlib.compress(text, LEVEL)
-        return packed if len(packed) < len(text) else text.decode()
+        compressed = zlib.compress(text, LEVEL)
+        return compressed if len(compressed) < len(text) else text.decode()
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return msgspec.json.decode(_unpacked(value)) if dialect.name == "sqlite" else value
+        return msgspec.json.decode(_decompressed(value)) if dialect.name == "sqlite" else value
 
 
-class _Unread(Packed):
-    """The value as JSON text; "" where it cannot be unpacked."""
+class _JsonText(CompressedJson):
+    """The value as JSON text; "" where it cannot be decompressed."""
 
     cache_ok = True
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         try:
-            return _unpacked(value)
+            return _decompressed(value)
         except zlib.error:
             return ""
 
 
 def as_text(column: ColumnElement[Any], dialect: str) -> ColumnElement[Any]:
-    """Return a packed column as JSON text, also where it is damaged."""
-    return type_coerce(column, _Unread()) if dialect == "sqlite" else cast(column, Text)
+    """Return a column as JSON text, also where it is damaged."""
+    return type_coerce(column, _JsonText()) if dialect == "sqlite" else cast(column, Text)
 
 
-def _unpacked(stored: bytes | str) -> bytes | str:
+def _decompressed(stored: bytes | str) -> bytes | str:
     return zlib.decompress(stored) if isinstance(stored, bytes) else stored

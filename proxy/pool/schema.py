@@ -32,7 +32,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-from proxy.pool.compressed_json import Packed
+from proxy.pool.compressed_json import CompressedJson
 
 
 def storable(text: str) -> str:
@@ -65,7 +65,7 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),  # unique in the pool
+    Column("name", Text, nullable=False, unique=True),
     Column("purpose", Text, nullable=False),  # train | eval | collect
     Column("config", JSON, nullable=False),  # the settings that may not change when it is resumed
     Column("queue_limit", Integer),  # groups that may be open at once; null: no trainer has set a limit
@@ -73,11 +73,11 @@ runs = Table(
     Column("directory", Text),  # where the newest harness keeps its files, absolute, on its machine; null: not known
     Column("lease_window", Integer),  # groups, from the oldest waiting one, among which it takes them; null: among all
     Column("created_at", Float, nullable=False),
-    Column(
-        "owner", JSON(none_as_null=True)
-    ),  # the harness that works on it (proxy/pool/processes/owners.py); null: none
+    # The harness that works on it (proxy/pool/processes/owners.py); null: none.
+    Column("owner", JSON(none_as_null=True)),
     Column("owner_seen_at", Float),  # its last heartbeat
-    Column("trainer", JSON(none_as_null=True)),  # the trainer that works on it, whose token fences; null: none
+    # The trainer that works on it. Its token guards what a trainer writes (`demand_trainer`). null: none.
+    Column("trainer", JSON(none_as_null=True)),
     Column("trainer_seen_at", Float),  # the trainer's last heartbeat
     Column("settled", JSON(none_as_null=True)),  # the sums of its settled groups (proxy/pool/training/settled.py)
     CheckConstraint("purpose in ('train', 'eval', 'collect')", name="ck_runs_purpose"),
@@ -162,7 +162,8 @@ rollouts = Table(
     Column("completions_left_out", JSON(none_as_null=True)),  # ids of those that this function leaves out; null: none
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),  # name -> number, where the reward has parts
-    Column("replaced", JSON(none_as_null=True)),  # earlier outcomes, each with what replaced it (scoring.py)
+    # Earlier outcomes, each with what replaced it (proxy/pool/rollouts/scoring.py).
+    Column("replaced", JSON(none_as_null=True)),
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
     Column("detail", FreeText),  # what is particular about the failure
     Column("finished_at", Float),  # when it had its outcome; null: it runs
@@ -193,9 +194,8 @@ attempts = Table(
     Column("detail", FreeText),  # what is particular about the failure
     Column("timings", JSON),  # seconds of each stage
     Column("augmentation", JSON),  # list of `kind=value`: what its environment had otherwise than its task's
-    Column(
-        "prompt_variation", JSON(none_as_null=True)
-    ),  # {kinds, seed}: what its model is shown otherwise; null: nothing
+    # {kinds, seed}: what its model is shown otherwise; null: nothing.
+    Column("prompt_variation", JSON(none_as_null=True)),
     Column("exit_code", Integer),  # of the agent's command
     Column("opened_at", Float, nullable=False),  # when its key was issued
     Column("closed_at", Float),  # set: the key is revoked
@@ -241,17 +241,16 @@ completions = Table(
     Column("finish_reason", Text, nullable=False),  # stop | tool_calls | length | repetition | abort | error
     Column("untrainable", Text),  # why it is not trained (proxy/pool/untrained.py); null: it may be
     Column("untrainable_detail", FreeText),  # what is particular about that reason
-    Column("reply", Packed, nullable=False),  # the assistant message as the agent saw it
+    Column("reply", CompressedJson, nullable=False),  # the assistant message as the agent saw it
     Column("path_crc", BigInteger, nullable=False),  # CRC32 of the whole path, prompt and answer
     Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that
     Column("fingerprint", LargeBinary),  # of the request (proxy/recording/redelivery/fingerprint.py)
     Column("started_at", Float, nullable=False),  # when the proxy had the request
     Column("finished_at", Float, nullable=False),  # when the answer was whole
     Column("queued_seconds", Float),  # of these, waited for a place and for an engine; null: not known, or replayed
-    Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/completions/records.py: Shape)
-    Column(
-        "experts", LargeBinary
-    ),  # of what is new (proxy/pool/completions/routed_experts.py); null: none were asked for, or none came
+    Column("shape", JSON(none_as_null=True)),  # what the label is made from (RequestShape)
+    # Of what is new (proxy/pool/completions/routed_experts.py); null: none were asked for, or none came.
+    Column("experts", LargeBinary),
     Column("misfit", FreeText),  # how it misses its prescribed form (proxy/pool/completions/records.py)
     Column("observed", LargeBinary),  # what its request showed (proxy/pool/completions/observed.py); null: not known
     Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
@@ -270,8 +269,9 @@ responses = Table(
     Column("previous", Text),  # the response_id that the client named
     Column("prefix_of", Text),  # the response_id of one with whose context the input begins
     Column("prefix_length", Integer, nullable=False),  # how many of that one's items it begins with
-    Column("items", Packed, nullable=False),  # the items of the input behind these
-    Column("fields", Packed, nullable=False),  # what the response repeats of the request; null: the same as another's
+    Column("items", CompressedJson, nullable=False),  # the items of the input behind these
+    # What the response repeats of the request; JSON's null: the same as another's.
+    Column("fields", CompressedJson, nullable=False),
     Column("fields_of", Text),  # the response_id of the other one that has them
     Column("usage", JSON, nullable=False),  # tokens, as the client was told
     Column("created_at", Float, nullable=False),
@@ -306,13 +306,13 @@ GIVEN_TOKENS = {
     "postgresql": "(select cast(sum(cast(span ->> 1 as integer) - cast(span ->> 0 as integer)) as integer) "
     "from json_array_elements({given}) as span)",
 }
-"""Database -> SQL of the number of tokens in the spans of a column."""
+"""Database -> SQL of the number of tokens in the spans of the column `{given}`."""
 
 
 class _GivenTokens(FunctionElement[int]):
     """The number of tokens of a completion's answer that the proxy wrote.
 
-    A function, as SQLAlchemy (2.1) compiles a query with an element of another kind anew each time that it runs.
+    It is a function, because SQLAlchemy 2.1 compiles a query with any other custom element again on every run.
     """
 
     inherit_cache = True
@@ -348,9 +348,8 @@ train_steps = Table(
     Column("id", Integer, primary_key=True),
     Column("version_id", ForeignKey("policy_versions.id"), nullable=False, unique=True),
     Column("metrics", JSON, nullable=False),  # by name (docs/training.md)
-    Column(
-        "fates", JSON(none_as_null=True)
-    ),  # its sums (proxy/pool/training/fates.py: StepSums); null: older than they
+    # Its sums (proxy/pool/training/fates.py: StepSums); null: older than they.
+    Column("fates", JSON(none_as_null=True)),
     Column("so_far", JSON(none_as_null=True)),  # these sums of this step and of those that it grew from; null: older
     Column("scales", JSON(none_as_null=True)),  # running deviations by domain (trainer/credit/scales.py); null: none
 )

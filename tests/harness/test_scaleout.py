@@ -15,7 +15,13 @@ from sqlalchemy import select
 from harness.async_pool import AsyncPool
 from harness.cli import main
 from harness.cluster.pickling import NodeSetup, pack, unpack
-from harness.cluster.task_directories import directories_of, moved, own_place, packed, unpacked
+from harness.cluster.task_directories import (
+    directories_of,
+    make_place,
+    pack_directories,
+    unpack_directories,
+    with_directories,
+)
 from harness.monitor.engine_presence import EnginePresence
 from harness.rewards.function import RewardFunction
 from harness.rollout.context import RunContext
@@ -245,9 +251,9 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
     step["verifier"]["cases"] = [{"call": "m:f", "args": [data], "returns": data}]
     task = {"image": {"directory": where}, "steps": [step], "metadata": data}
     assert directories_of(task) == [where]
-    root = own_place()
-    unpacked(packed([where]), root)
-    there = moved(task, lambda source: str(root / source.lstrip("/")))
+    root = make_place()
+    unpack_directories(pack_directories([where]), root)
+    there = with_directories(task, lambda source: str(root / source.lstrip("/")))
     copy = Path(there["steps"][0]["verifier"]["directories"]["/tests"]) / "run.sh"
     assert copy.is_relative_to(root) and copy.read_text() == "true" and copy.stat().st_mode & 0o777 == 0o755
     assert there["image"]["directory"] == str(copy.parent) and there["metadata"] == task["metadata"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.terminal.command_line import CommandParser, add_common
-from proxy.pool.terminal.errors import told
+from proxy.pool.terminal.errors import error_line
 from trainer.commands import end_pause
 from trainer.commands.checks import demand_trainable
 from trainer.commands.doctor import add_arguments, run_doctor
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         demand_trainable(command.config)
     except (UserError, PoolError) as error:
-        print(told(error), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
     return run_ranks(command.arguments, command.config.parallel)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.processes.parent import die_with_parent
-from proxy.pool.terminal.errors import explained, told
+from proxy.pool.terminal.errors import error_line, with_page
 from trainer.commands.logprobs import compare_logprobs
 from trainer.commands.main import TrainerCommand, parse
 from trainer.commands.output_lock import lock_output
@@ -69,9 +69,9 @@ def _report(error: Exception) -> None:
     """Print an error, or under torchrun leave it in the file that torchrun reads: all ranks may have the same one."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file is None:
-        print(told(error), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
     else:
-        Path(file).write_bytes(msgspec.json.encode({"message": explained(error), "timestamp": int(time.time())}))
+        Path(file).write_bytes(msgspec.json.encode({"message": with_page(error), "timestamp": int(time.time())}))
 
 
 def _run(command: TrainerCommand, ranks: Ranks) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Column, Float, Integer, LargeBinary
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import from_row
-from proxy.pool.compressed_json import Packed
+from proxy.pool.compressed_json import CompressedJson
 from proxy.pool.errors import UserError
 from proxy.pool.schema import completions
 
@@ -43,7 +43,7 @@ GROUP_BYTES = 16 << 20
 
 
 def _kind(column: Column[Any]) -> str:
-    kinds = {Integer: "int64", Float: "double", LargeBinary: "binary", JSON: "json", Packed: "json"}
+    kinds = {Integer: "int64", Float: "double", LargeBinary: "binary", JSON: "json", CompressedJson: "json"}
     return next((kind for sort, kind in kinds.items() if isinstance(column.type, sort)), "string")
 
 

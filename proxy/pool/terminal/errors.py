@@ -1,4 +1,4 @@
-"""What a command prints for an error: its sentence, and the page that explains what it is about, where there is one."""
+"""What a command prints for an error: its sentence, and the page that explains its subject, if there is one."""
 
 from types import TracebackType
 
@@ -85,18 +85,18 @@ PAGES: dict[str, str | None] = {
     "trainer.report": "training.md",
     "trainer.run_state": "training.md",
 }
-"""Pages of docs/ by the module that finds the fault; a longer name goes before the shorter one that it begins with.
+"""Pages of docs/ by the module that finds the fault. The longest name that the module begins with counts.
 
 None: the page of the caller, which knows what the file or the function is for. Ranks hand on the errors of rank 0.
 """
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the line for stderr."""
-    return f"error: {explained(error)}"
+    return f"error: {with_page(error)}"
 
 
-def explained(error: BaseException) -> str:
+def with_page(error: BaseException) -> str:
     """Return the error's sentence, with the page that explains it."""
     page = _page(error.__traceback__)
     return str(error) if page is None else f"{error} (see docs/{page})"
@@ -112,7 +112,7 @@ def page_of(module: str) -> str | None:
 
 
 def _page(at: TracebackType | None) -> str | None:
-    """The page of the innermost function on the way of the error that has one."""
+    """The page of the innermost function of a traceback that has one."""
     modules = []
     while at is not None:
         modules.append(str(at.tb_frame.f_globals.get("__name__", "")))
