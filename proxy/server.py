@@ -124,17 +124,18 @@ class Gateway:
         """Make the client of the engines. To be called inside the running event loop."""
         silence, published = self.config.engine.silence_seconds, partial(newest, self.pool)
         unattended = self._limits.unattended_seconds
-        return self.provider or Fleet(self.engines, silence, published, self._successor, self._of_run, unattended)
+        return self.provider or Fleet(self.engines, silence, published, self._successor, self._facts_of, unattended)
 
     def _successor(self, version: str) -> Weights | None:
-        found = successor(self.pool, version)
-        return None if found is None else Weights(found.name, found.hf_dir)
+        newer = successor(self.pool, version)
+        return None if newer is None else Weights(newer.name, newer.hf_dir)
 
-    def _of_run(self, run_id: int, names: frozenset[str]) -> RunFacts:
-        attended, of = is_attended(self.pool, run_id), evaluated_by(self.pool, run_id)
-        if of is None:
+    def _facts_of(self, run_id: int, names: frozenset[str]) -> RunFacts:
+        attended, evaluated = is_attended(self.pool, run_id), evaluated_by(self.pool, run_id)
+        if evaluated is None:
             return RunFacts(*current_names(self.pool, run_id, names), attended)
-        return RunFacts(*current_names(self.pool, of.run_id, names), attended, of.version, of.engine.rstrip("/"))
+        current = current_names(self.pool, evaluated.run_id, names)
+        return RunFacts(*current, attended, evaluated.version, evaluated.engine.rstrip("/"))
 
     @web.middleware
     async def _require_administrator(self, request: web.Request, handler: Route) -> web.StreamResponse:
@@ -172,7 +173,7 @@ class Gateway:
         redelivery = Redelivery(self.pool, ledger, threads)
         ongoing = self._ongoing = OngoingAnswers(redelivery, self._limits)
         background = (redelivery.keep_confirming(), self.connections.keep_watch(), ongoing.keep_watch())
-        tasks = [asyncio.create_task(work) for work in background]
+        tasks = [asyncio.create_task(coroutine) for coroutine in background]
         self._engine = self.fleet()
         sessions = self._sessions = Sessions(
             self.pool,
@@ -350,7 +351,7 @@ def _capacity(config: ProxyConfig, limits: RequestLimits, places: Places) -> Cap
 
 
 def handler_settings(config: ProxyConfig, template: ChatTemplate, limits: RequestLimits) -> HandlerSettings:
-    """Return what the handler is told. UserError where a context length, or a mixture's experts, are not known."""
+    """Return the handler's settings. UserError where the context length, or a mixture's experts, are not known."""
     length = config.engine.context_length or template.context_length
     if length is None:
         raise UserError(

@@ -20,6 +20,7 @@ from proxy.pool.errors import UserError
 from proxy.prompt.template import ChatTemplate
 
 DIFFERENT = 1
+"""Exit status when a request differed from the recorded ones."""
 
 
 def add_arguments(replay: argparse.ArgumentParser) -> None:

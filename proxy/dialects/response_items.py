@@ -50,7 +50,7 @@ class Item(msgspec.Struct, omit_defaults=True):
     @property
     def names_another(self) -> bool:
         """Whether it only names a stored item. OpenAI lets clients leave out the type."""
-        return self.type == "item_reference" or (self.type == "message" and not self.role and self.id is not None)
+        return self.type == "item_reference" or (self.type == MESSAGE and not self.role and self.id is not None)
 
 
 _decode = msgspec.json.Decoder(Item).decode
@@ -124,7 +124,7 @@ def messages_of(items: Sequence[Item], first: int) -> list[dict[str, Any]]:
 
 
 def _message(item: Item, where: str) -> dict[str, Any]:
-    if item.type == "message":
+    if item.type == MESSAGE:
         if item.role not in ROLES:
             refuse(f"{where}.role", f"is {item.role!r}; use one of {', '.join(ROLES)}")
         glue = "" if item.role == "assistant" else "\n\n"
@@ -146,7 +146,8 @@ def _message(item: Item, where: str) -> dict[str, Any]:
 
 
 def _same_turn(turn: dict[str, Any], more: dict[str, Any]) -> bool:
-    """Whether the assistant's next item belongs to this turn. codex keeps the text of a reply that broke off."""
+    """Whether the assistant's next item belongs to this turn. After text only calls do: a second text is another turn,
+    as codex keeps the text of a reply that broke off."""
     has_text = turn["content"] and not turn.get("tool_calls")
     return turn["role"] == "assistant" and not (has_text and "tool_calls" not in more)
 

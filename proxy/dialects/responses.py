@@ -178,7 +178,7 @@ def _echo(request: _Request, may_store: bool) -> dict[str, Any]:
 
 
 def _tools(tools: Sequence[_Tool], where: str, space: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield for each tool the name that the model sees, the tool for the template, and a call's type and name here."""
+    """Yield for each tool the name that the model sees, the tool for the template, and how the client knows it."""
     for i, tool in enumerate(tools):
         if tool.type == "namespace" and tool.name and not space:
             yield from _tools(tool.tools or (), f"{where}[{i}].tools", tool.name)
@@ -245,7 +245,7 @@ class ResponsesEvents:
         self._open_kind: type | None = None  # the kind of the item that is open, the last of the output
         self._texts: list[str] = []  # of that item
         self._logprobs: list[dict[str, Any]] = []  # of its tokens
-        self.response = _response(call, self._output)
+        self.response = _begun_response(call, self._output)
 
     def opening(self) -> bytes:
         return self._event("created", response=self.response) + self._event("in_progress", response=self.response)
@@ -356,7 +356,8 @@ events = ResponsesEvents
 error = openai_error
 
 
-def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _begun_response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """The response object before anything is sampled. `output` is filled later."""
     echo = {name: value for name, value in call.echo.items() if name not in ("names", "include")}
     return {
         "object": "response",
@@ -372,5 +373,5 @@ def usage(answer: Reply) -> dict[str, Any]:
     """The answer's token counts."""
     tokens = {"input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": answer.cached_tokens}}
     tokens |= {"output_tokens": answer.sampled_tokens, "total_tokens": answer.prompt_tokens + answer.sampled_tokens}
-    none = {} if answer.reasoning else {"output_tokens_details": {"reasoning_tokens": 0}}  # else not counted apart
-    return tokens | none
+    # Tokens of reasoning are not counted apart from text, so they are known only where there are none.
+    return tokens if answer.reasoning else tokens | {"output_tokens_details": {"reasoning_tokens": 0}}

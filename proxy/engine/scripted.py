@@ -37,9 +37,9 @@ class ScriptedReply:
     """How many of the tokens have a logprob; all when None."""
     ids: tuple[int, ...] = ()
     versions: tuple[tuple[str, int, int], ...] | None = None
-    """Weight versions that it names instead of the true ones: (version, start, end) of tokens [start, end)."""
+    """Weight versions that it reports instead of the true ones: (version, start, end) of tokens [start, end)."""
     verifications: int = 0
-    """How often it says to have checked drafted tokens; 0: it says nothing of drafts."""
+    """How many checks of drafted tokens it reports; 0: it does not mention drafts."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class ScriptedEngine:
         self.server: dict[str, Any] = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cpu"}
         """What it answers to /server_info."""
         self.waiting: list[int] | None = None
-        """How many calls it says to wait at each of its ranks. None: it does not tell."""
+        """The number of waiting calls that it reports for each of its ranks. None: it does not answer."""
         self._template = template
         self.mixture: Mixture | None = None
-        """Set: calls that ask for experts get those of such a mixture."""
+        """Set: calls that ask for experts get some, as `chosen` computes them."""
         self.running = asyncio.Event()
         """Cleared while the engine is paused."""
         self.running.set()
@@ -131,7 +131,7 @@ class ScriptedEngine:
         app.router.add_post("/pause_generation", self._pause)
         app.router.add_post("/continue_generation", self._continue)
         app.router.add_post("/update_weights_from_disk", self._update)
-        app.router.add_post("/update_weight_version", self._name)
+        app.router.add_post("/update_weight_version", self._name_version)
         app.router.add_post("/weights_checker", self._checksums)
         app.router.add_route("*", "/flush_cache", self._info)
         return app
@@ -159,7 +159,7 @@ class ScriptedEngine:
             return _error(404, "a script has no queue")
         return web.json_response({"loads": [{"num_waiting_reqs": count} for count in self.waiting]})
 
-    async def _name(self, request: web.Request) -> web.Response:
+    async def _name_version(self, request: web.Request) -> web.Response:
         self.version = (await request.json())["new_version"]
         return web.json_response({"success": True})
 
@@ -236,32 +236,19 @@ class _ScriptedAnswer:
         self.rid = request.rid or uuid.uuid4().hex
         self.aborted = asyncio.Event()
         self.fault = answer if isinstance(answer, Fault) else None
-        self.reply = (
-            answer
-            if isinstance(answer, ScriptedReply)
-            else ScriptedReply(answer if isinstance(answer, str) else answer.text)
-        )
+        text = answer if isinstance(answer, str) else answer.text
+        self.reply = answer if isinstance(answer, ScriptedReply) else ScriptedReply(text)
         self.request = request
         self.mixture: Mixture | None = None
         self.logprobs = self.reply.logprobs if request.return_logprob else 0
         limit = request.sampling_params.get("max_new_tokens", 128)
         ids = list(self.reply.ids or template.encode(self.reply.text)) + ([template.end] if self.reply.end else [])
-        stopped = self._stopped(ids, request.sampling_params, template)
+        stopped = _stop_place(ids, request.sampling_params, template)
         self.ids = ids[: min(limit, stopped or len(ids))]
-        self.cut = len(ids) > limit or not self.reply.end
-        self.cut = self.cut and not (stopped and stopped <= limit)
+        self.cut = (len(ids) > limit or not self.reply.end) and not (stopped and stopped <= limit)
         self.sent: list[int] = []
         self.spans: list[dict[str, Any]] = []
         self.finish: dict[str, Any] | None = None
-
-    def _stopped(self, ids: list[int], params: dict[str, Any], template: ChatTemplate) -> int | None:
-        """How many tokens there are up to a stop token or stop string, both included; None without one."""
-        ends, texts = params.get("stop_token_ids") or (), params.get("stop") or ()
-        places = [place for place, token in enumerate(ids, 1) if token in ends]
-        if texts:
-            wholes = ((place, template.decode(ids[:place])) for place in range(1, len(ids) + 1))
-            places += [place for place, whole in wholes if any(text in whole for text in texts)]
-        return min(places, default=None)
 
     async def fail(self, fault: Fault) -> None:
         if fault.hang:
@@ -306,6 +293,16 @@ class _ScriptedAnswer:
                 path, start = [*self.request.input_ids, *self.sent], self.request.routed_experts_start_len
                 meta["routed_experts"] = b64encode(int_bytes(chosen(path, start, self.mixture))).decode()
         return {"output_ids": new, "meta_info": meta}
+
+
+def _stop_place(ids: list[int], params: dict[str, Any], template: ChatTemplate) -> int | None:
+    """How many tokens there are up to a stop token or stop string, both included; None without one."""
+    ends, texts = params.get("stop_token_ids") or (), params.get("stop") or ()
+    places = [place for place, token in enumerate(ids, 1) if token in ends]
+    if texts:
+        wholes = ((place, template.decode(ids[:place])) for place in range(1, len(ids) + 1))
+        places += [place for place, whole in wholes if any(text in whole for text in texts)]
+    return min(places, default=None)
 
 
 def chosen(path: Sequence[int], start: int, mixture: Mixture) -> list[int]:

@@ -38,10 +38,10 @@ FENCE = re.compile(r"```(?:bash|sh|shell|\w{0,40}bash\w{0,40})\n(.*?)```", re.DO
 """A command in the text of agents that have no tools."""
 KEYS = re.compile(r'"keystrokes"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 """What agents that answer in JSON, without tools, type into a terminal."""
+WRITTEN = "text"
+"""The tool's name in actions that are such commands."""
 NESTED = 100
 """Levels of arguments that are read: deeper ones decode, but to write them again could exceed Python's recursion."""
-WRITTEN = "text"
-"""The name of the tool of such a command."""
 _PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,19 +32,10 @@ UNKNOWN = "unknown"
 
 def atif_document(branch: PromptBranch, tokenizer: str | None) -> bytes:
     """Return a branch as a JSON document. `tokenizer`: the fingerprint of the one whose ids these are."""
-    steps: list[msgspec.Raw] = []
-    at = 0
-    while at < len(branch.turns):
-        turn = branch.turns[at]
-        at += 1
-        results = []
-        if turn.message["role"] in ("assistant", "tool"):
-            first = at if turn.message["role"] == "assistant" else at - 1
-            at = first
-            while at < len(branch.turns) and branch.turns[at].message["role"] == "tool":
-                results.append(branch.turns[at].message)
-                at += 1
-        steps.append(msgspec.Raw(msgspec.json.encode(_step(len(steps) + 1, turn, results))))
+    steps = [
+        msgspec.Raw(msgspec.json.encode(_step(number, turn, results)))
+        for number, (turn, results) in enumerate(_with_results(branch.turns), 1)
+    ]
     own = branch.own
     document = AtifDocument(
         schema_version=VERSION,
@@ -60,6 +51,18 @@ def atif_document(branch: PromptBranch, tokenizer: str | None) -> bytes:
         extra={OURS: of_branch(branch) | {"tokenizer": tokenizer}},
     )
     return msgspec.json.encode(document)
+
+
+def _with_results(turns: Sequence[BranchTurn]) -> Iterator[tuple[BranchTurn, list[dict[str, Any]]]]:
+    """Yield turns, each answer with the results behind it, and results that follow no answer as one turn."""
+    at = 0
+    while at < len(turns):
+        turn, end = turns[at], at + 1
+        if turn.message["role"] in ("assistant", "tool"):
+            while end < len(turns) and turns[end].message["role"] == "tool":
+                end += 1
+        yield turn, [each.message for each in turns[at:end] if each.message["role"] == "tool"]
+        at = end
 
 
 def _step(number: int, turn: BranchTurn, results: Sequence[dict[str, Any]]) -> AtifStep:
@@ -94,7 +97,7 @@ def _step(number: int, turn: BranchTurn, results: Sequence[dict[str, Any]]) -> A
 
 
 def _call(call: dict[str, Any]) -> AtifCall:
-    """Return a call. Arguments that this form would change are kept as they were written."""
+    """Return a call. Arguments that decoding would change are kept as text, too."""
     text = call["function"].get("arguments") or ""
     value = decoded_arguments(text)
     arguments = value if isinstance(value, dict) else {}
@@ -146,7 +149,7 @@ def _metrics(item: CompletionRecord) -> AtifMetrics:
 
 
 def _logprobs(item: CompletionRecord) -> list[float | None]:
-    """Return one for each token of the answer: None where the proxy wrote it, where it is missing or not finite."""
+    """Return one for each token of the answer: None where the proxy wrote it, and where it is missing or not finite."""
     values: list[float | None] = [None] * (len(item.tokens) - item.prompt_length)
     for place, value in zip(item.sampled_places(), item.logprobs, strict=False):
         values[place - item.prompt_length] = value if math.isfinite(value) else None

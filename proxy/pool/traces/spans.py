@@ -1,14 +1,15 @@
 """Sends recorded rollouts as OpenTelemetry spans to an OTLP/HTTP endpoint. Needs blackforge[otel].
 
 A trace is an attempt: one `invoke_agent` span, and below it a `chat` span for each model call, by the conventions for
-generative AI (semantic-conventions-genai, in development). Ids follow from the attempt, so sending it again replaces it
-where the receiver knows such. Left out: spans of tools, whose times nobody has measured, and the model's name, which no
-pool has; `gen_ai.response.model` is the weight version.
+generative AI (semantic-conventions-genai, in development). Ids follow from the attempt, so a receiver that compares ids
+replaces an attempt that is sent again. Left out: spans of tools, whose times nobody has measured, and the model's name,
+which no pool has; `gen_ai.response.model` is the weight version.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -41,12 +42,12 @@ def send_spans(
     except ModuleNotFoundError as error:
         raise UserError(f"spans need {error.name}; install blackforge[otel]") from error
     try:
-        for found in recorded_branches(pool, which, reader, tokenizer, counts):
-            spans = _spans(found)
-            while some := [span for _, span in zip(range(AT_ONCE), spans, strict=False)]:
+        for branches in recorded_branches(pool, which, reader, tokenizer, counts):
+            spans = _spans(branches)
+            while some := list(islice(spans, AT_ONCE)):
                 if exporter.export(some).name != "SUCCESS":
                     raise UserError(
-                        f"{endpoint} did not take the spans of attempt {found[0].rollout.attempt}; "
+                        f"{endpoint} did not take the spans of attempt {branches[0].rollout.attempt}; "
                         f"{counts.rollouts - 1} rollouts before it were sent; see the log lines above"
                     )
     finally:
@@ -54,10 +55,10 @@ def send_spans(
     return counts
 
 
-def _spans(found: Sequence[PromptBranch]) -> Iterator[Any]:
+def _spans(branches: Sequence[PromptBranch]) -> Iterator[Any]:
     """Yield the spans of an attempt as the SDK's own records."""
-    rollout = found[0].rollout
-    calls = sorted(_calls(found), key=lambda call: call[1].ordinal)
+    rollout = branches[0].rollout
+    calls = sorted(_calls(branches), key=lambda call: call[1].ordinal)
     trace, root = _identity(rollout.run, rollout.attempt, rollout.dated_at)
     start, end = _whole_time(rollout, [item for _, item, _ in calls])
     whole = {
@@ -91,9 +92,9 @@ def _whole_time(rollout: RolloutRecord, calls: Sequence[CompletionRecord]) -> tu
     return None if None in begins else min(begins), last if imported else rollout.closed_at or last
 
 
-def _calls(found: Sequence[PromptBranch]) -> Iterator[tuple[PromptBranch, CompletionRecord, Sequence[BranchTurn]]]:
+def _calls(branches: Sequence[PromptBranch]) -> Iterator[tuple[PromptBranch, CompletionRecord, Sequence[BranchTurn]]]:
     """Yield each call with its branch and the messages that its prompt has beyond the answer before it."""
-    for branch in found:
+    for branch in branches:
         after = 0
         for at, turn in enumerate(branch.turns):
             if turn.completion is not None:
@@ -103,7 +104,7 @@ def _calls(found: Sequence[PromptBranch]) -> Iterator[tuple[PromptBranch, Comple
 
 
 def call_attributes(branch: PromptBranch, item: CompletionRecord, turns: Sequence[BranchTurn]) -> dict[str, Any]:
-    """Return the attributes of a call. Of its prompt, the messages behind the answer that it follows."""
+    """Return the attributes of a call. Of its prompt they hold only the messages behind the answer that it follows."""
     versions = {span.version for span in item.versions}
     first = not any(turn.completion is not None for turn in branch.turns[: _place(branch, item)])
     system = [part for turn in turns if turn.message["role"] == "system" for part in _parts(turn.message)]
