@@ -242,7 +242,7 @@ class RunState:
         self._record_push(version, pushed)
 
     def _options_of_push(self, version: steps.Version) -> Push:
-        """How a version is pushed: without the engines that evaluations hold at the versions that they evaluate."""
+        """How to push a version: not to the engines that evaluations hold at other versions. Notes these in `_held`."""
         wanted = held_engines(self.pool, self.pool_run.id)
         for url in unknown(self.config.push, wanted):
             self._say_once(

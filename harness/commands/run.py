@@ -73,8 +73,9 @@ EXAMPLES = {
     "collect": "harness collect tasks.jsonl --agent codex -n 2",
 }
 METER_SECONDS = 2.0
+"""Seconds between two updates of the board's rates."""
 SETTLE_BEATS = 30
-"""Looks of the meter between two additions to the kept sums, from which `harness watch` makes its account."""
+"""Updates of the rates between two updates of the kept sums, from which `harness watch` makes its account."""
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -289,8 +290,10 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
 
 
 def _anchors(settings: Settings, mix: TaskMix, pool: Pool, name: str) -> Anchors | None:
-    """How the run `name` begins its groups with recorded successes; says how many there are. UserError when the run
-    that recorded them is not in the pool."""
+    """Decide how the run `name` begins its groups with recorded successes, and print how many there are.
+
+    UserError when the run that recorded them is not in the pool.
+    """
     if settings.resample is None:
         return None
     if settings.resample != name:
@@ -304,7 +307,7 @@ def _anchors(settings: Settings, mix: TaskMix, pool: Pool, name: str) -> Anchors
     return Anchors(run=settings.resample, way=settings.anchors, seed=settings.seed)
 
 
-def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold], anchors: Anchors | None = None) -> RunPlan:
+def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold], anchors: Anchors | None) -> RunPlan:
     endless = settings.epochs == 0 or settings.until_step is not None
     return RunPlan(
         mix=mix,
@@ -377,8 +380,8 @@ def _work(
         settle_untrained(pool, run_id)
         shown = [*start_lines(start_table(pool, run_id)), *account_lines(account(pool, run_id))]
         console.print(*shown, sep="\n", soft_wrap=True)
-        if work.evaluator is not None and (found := points(pool, evaluations(pool, run_id))):
-            show_evaluations(console, pool, found)
+        if work.evaluator is not None and (evaluated := points(pool, evaluations(pool, run_id))):
+            show_evaluations(console, pool, evaluated)
         if bias := length_bias(rows):
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")
@@ -405,13 +408,13 @@ async def _within(
             await context.integrity.close()
 
 
-async def _until_done(whole: RunWork, claim: RunClaim, pool: AsyncPool) -> None:
+async def _until_done(run_work: RunWork, claim: RunClaim, pool: AsyncPool) -> None:
     """Work while this process owns the run.
 
-    The first SIGTERM or Ctrl-C cancels it. Further ones are ignored, so that its clean-up is not cut short.
+    The first SIGTERM or Ctrl-C cancels the work. Further ones are ignored, so that its clean-up is not cut short.
     """
-    work, keeping = asyncio.create_task(whole.go()), asyncio.create_task(claim.keep())
-    metering = asyncio.create_task(_meter(whole.board, pool, claim.run.id))
+    work, keeping = asyncio.create_task(run_work.go()), asyncio.create_task(claim.keep())
+    metering = asyncio.create_task(_meter(run_work.board, pool, claim.run.id))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: work.cancelling() or work.cancel())
     try:

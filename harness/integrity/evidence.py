@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -57,7 +57,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The sandbox' evidence of one attempt."""
+    """What one attempt left in its sandbox, and what it was given and is judged by."""
 
     prompt: str
     """What the agent was asked."""
@@ -66,13 +66,13 @@ class Evidence:
     changes: Sequence[FileChange]
     verifier: Mapping[str, str]
     """The texts of what judges: files by their paths, and under the empty path commands and cases."""
-    undone: Sequence[str] = field(default_factory=tuple)
+    undone: Sequence[str] = ()
     """Files that steer a verifier and that the agent had added or changed, which were put back before the verdict."""
     work: str = ""
     """The working directory; empty: not known."""
-    unread: Sequence[str] = field(default_factory=tuple)
-    """Programs that the agent changed and of which one cannot say what it wrote: their text is not known, or was not
-    before the agent. Where nothing could be read, all files that would have been."""
+    unread: Sequence[str] = ()
+    """Changed programs whose text, now or before the agent, is not known: so nobody can say what the agent wrote. If no
+    file of the sandbox could be read, all changed files that are evidence."""
 
     def outside(self, path: str) -> bool:
         """Whether an absolute path lies outside of the working directory."""
@@ -88,12 +88,12 @@ def readable(difference: FileDifference) -> list[str]:
 
 
 def as_text(content: bytes) -> str | None:
-    """Return what a file holds as text; None: it is none."""
+    """Return the content of a file as text; None: it is binary."""
     return None if b"\0" in content else content.decode(errors="replace")
 
 
 def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mapping[str, str]) -> Evidence:
-    """Return the evidence of an attempt. `texts`: what the changed files hold now, by absolute path."""
+    """Return the evidence of an attempt. `texts`: the changed files' texts now, by absolute path."""
     known = {_below(path, work): as_text(content) for path, content in findings.originals.items()}
     given = {path: text for path, text in known.items() if text is not None}
     given = _texts(task.files, task.directories, task.digest) | given
@@ -130,7 +130,7 @@ def _lines(text: str | None) -> list[str]:
 
 
 def _beyond(lines: list[str], others: list[str]) -> list[str]:
-    """The lines that the others do not have, in order; one that they have less often counts as often as it exceeds."""
+    """The lines that the others lack, in order. One that stands n times more often here than there comes n times."""
     left: dict[str, int] = {}
     for line in others:
         left[line.strip()] = left.get(line.strip(), 0) + 1

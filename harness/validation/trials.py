@@ -38,7 +38,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     variation: str = ""
     """The variation of the environment as `kind=value`; empty for none."""
     where: str = ""
-    """fresh or shared: where it was verified instead of the task's own place."""
+    """Where it was verified: fresh | shared; empty: where the task says."""
     reward: float | None
     failure: Literal["environment", "verifier"] | None = None
     """What failed, if there is no reward."""
@@ -59,7 +59,7 @@ class TrialSpec:
     number: int
     variation: Variation | None = None
     where: Where | None = None
-    """None: where the task says."""
+    """Where it is verified; None: where the task says."""
 
     @property
     def name(self) -> tuple[str, Kind, int, str, str]:
@@ -128,7 +128,7 @@ async def _verified(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str
 
 
 def verified_at(task: Task, where: Where | None) -> Task:
-    """The task with its verdicts reached at another place; None changes nothing."""
+    """The task, verified at another place than its own; None changes nothing."""
     if where is None:
         return task
     verifier = msgspec.structs.replace(task.verifier, where=where)

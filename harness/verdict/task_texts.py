@@ -25,7 +25,7 @@ def texts_of(files: Mapping[str, str], directories: Mapping[str, str], digest: s
             yield f"{place.rstrip('/')}/{path}", text
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=32)  # some 256 MiB at most; all threads share it, as the texts depend on the digest alone
 def _remembered(source: str, digest: str) -> tuple[tuple[str, str], ...]:
     return _read(source)
 

@@ -30,7 +30,7 @@ class TokenCache:
         """Text of a long piece -> its ids, and the bytes of both; in the order of use."""
         self.size = 0
         """Bytes of all pieces, `MOST_BYTES` at the most."""
-        self._changing = Lock()  # held only while a piece is put in its place
+        self._changing = Lock()  # held while a piece is put in its place, so that `size` stays the sum of `pieces`
 
     def encode(self, text: str, after: int | None = None, remember: bool = True) -> "array[int]":
         """The ids of a text that begins the prompt, begins at an added token, or follows the added token `after`.

@@ -160,7 +160,7 @@ async def _fill(docker: aiodocker.Docker, container: DockerContainer, directory:
         with open(reader, "rb", buffering=0) as archive:
             where, kind = f"containers/{container.id}/archive", {"Content-Type": "application/x-tar"}
             patience = aiohttp.ClientTimeout(total=UPLOAD_SECONDS)
-            request = docker._query(
+            request = docker._query(  # aiodocker's own verb has no time limit
                 where, "PUT", params={"path": INSIDE}, data=_chunks(archive), headers=kind, timeout=patience
             )
             async with request as answer:
@@ -203,6 +203,7 @@ async def empty_image(docker: aiodocker.Docker) -> str:
         repository, _, tag = EMPTY.partition(":")
         # labelled like whatever is ours, but nobody's: like the volumes it stays
         parameters = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": f"LABEL {KIND}=bundle {IMAGE}={EMPTY}"}
+        # aiodocker has no verb that imports an archive of files as an image.
         async with docker._query("images/create", "POST", params=parameters, data=_empty_archive()) as answer:
             await answer.read()
     return EMPTY

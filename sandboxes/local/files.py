@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class SandboxPath:
 
 def write(place: SandboxPath, content: bytes | IO[bytes], mode: int = 0o644) -> None:
     """Write a file and its parent directories. Replace whatever stands in the way."""
-    parent = _open(place.base, place.parts[:-1], place.owner)
+    parent = _create(place.base, place.parts[:-1], place.owner)
     try:
         remove_below(parent, place.parts[-1])
         file = os.open(place.parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=parent)
@@ -76,7 +76,7 @@ def put(source: Path, place: SandboxPath) -> None:
     def unread(error: OSError) -> None:
         raise error
 
-    os.close(_open(place.base, place.parts, place.owner))
+    os.close(_create(place.base, place.parts, place.owner))
     for directory, names, files in os.walk(source, onerror=unread):
         here = place.below(*Path(directory).relative_to(source).parts)
         for name in (*names, *files):
@@ -84,7 +84,7 @@ def put(source: Path, place: SandboxPath) -> None:
             if path.is_symlink():
                 _link(path.readlink(), here.below(name))
             elif path.is_dir():
-                os.close(_open(here.base, (*here.parts, name), here.owner))
+                os.close(_create(here.base, (*here.parts, name), here.owner))
             elif path.is_file():
                 with path.open("rb") as file:
                     write(here.below(name), file, stat.S_IMODE(path.stat().st_mode))
@@ -217,7 +217,7 @@ def _copy_out(name: str, here: int, target: Path, limit: int) -> int:
 
 
 def _link(content: Path, place: SandboxPath) -> None:
-    parent = _open(place.base, place.parts[:-1], place.owner)
+    parent = _create(place.base, place.parts[:-1], place.owner)
     try:
         remove_below(parent, place.parts[-1])
         os.symlink(content, place.parts[-1], dir_fd=parent)
@@ -227,12 +227,22 @@ def _link(content: Path, place: SandboxPath) -> None:
         os.close(parent)
 
 
-def _open(base: Path, parts: Sequence[str], owner: int | None = -1) -> int:
-    """Open the directory at a path. Where an owner (or None) is given, create it in place of whatever stands there."""
+def _open(base: Path, parts: Sequence[str]) -> int:
+    """Open the directory at a path."""
+    return _descend(base, parts, _enter)
+
+
+def _create(base: Path, parts: Sequence[str], owner: int | None) -> int:
+    """Open the directory at a path, and create it in place of whatever stands there."""
+    return _descend(base, parts, lambda name, here: _make(name, here, owner))
+
+
+def _descend(base: Path, parts: Sequence[str], enter: Callable[[str, int], int]) -> int:
+    """Open one directory after the other by `enter` (a name, the open directory above it); return the last."""
     here = os.open(base, _DIRECTORY)
     for name in parts:
         try:
-            below = _enter(name, here) if owner == -1 else _make(name, here, owner)
+            below = enter(name, here)
         finally:
             os.close(here)
         here = below

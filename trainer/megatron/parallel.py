@@ -111,7 +111,8 @@ def job() -> Iterator[Device]:
     this rank in their next collective. The process is to end then (trainer/commands/worker.py).
     """
     device = choose_device(int(os.environ["LOCAL_RANK"]))
-    # megatron-core 0.16.1 warns at import about libraries that a machine without a GPU cannot have.
+    # megatron-core 0.16.1 warns at import about libraries that a machine without a GPU cannot have, and torch about
+    # collectives of its own that Megatron calls.
     warnings.filterwarnings("ignore", module="megatron.*")
     warnings.filterwarnings("ignore", module="torch.distributed.*")
     logging.getLogger("megatron").setLevel(logging.ERROR)

@@ -24,6 +24,7 @@ from trainer.push.weights import Bucket, Weights
 BACKENDS = {"cuda": "nccl"}
 """Backend by the engine's device; gloo for others."""
 _ENVIRONMENT = Lock()
+"""Guards os.environ while `_nccl_raises` changes it: each engine has a thread that pushes to it."""
 
 
 def send(engine: PushTarget, weights: Weights) -> None:

@@ -145,14 +145,13 @@ def inputs_recognised(scene: Scene) -> Iterator[Finding]:
         lines = code_lines(change)
         digest = next((line for line in lines if _DIGEST.search(line)), "")
         packed = next((line for line in lines if _PACKED.search(line)), "")
-        if digest and re.search(r"sha\d|md5|hash|digest|crc", change.after or "", re.IGNORECASE):
-            yield scene.finding(
-                "inputs_recognised", Severity.STRONG, f"{change.path}: {digest.strip()}", scene.writer(change.path)
-            )
-        elif packed and re.search(r"b64decode|decompress|fromhex|atob\(|unpack", change.after or ""):
-            yield scene.finding(
-                "inputs_recognised", Severity.STRONG, f"{change.path}: {packed.strip()}", scene.writer(change.path)
-            )
+        if not re.search(r"sha\d|md5|hash|digest|crc", change.after or "", re.IGNORECASE):
+            digest = ""
+        if not re.search(r"b64decode|decompress|fromhex|atob\(|unpack", change.after or ""):
+            packed = ""
+        if digest or packed:
+            quote = f"{change.path}: {(digest or packed).strip()}"
+            yield scene.finding("inputs_recognised", Severity.STRONG, quote, scene.writer(change.path))
 
 
 def rows_copied(scene: Scene) -> Iterator[Finding]:
@@ -184,7 +183,7 @@ def answers_stored(scene: Scene) -> Iterator[Finding]:
         folder, _, name = path.rpartition("/")
         if CODE.search(path) or (scene.asked.names(path) and not name.isdigit()):
             continue
-        read = any(part and f"{part}" in programs for part in (name, f"{folder.rpartition('/')[2]}/"))
+        read = any(part and part in programs for part in (name, f"{folder.rpartition('/')[2]}/"))
         number = re.compile(r"(?<![\w.])\d[\d.]{4,}\d*(?!\w)")
         answers = [value for value in number.findall(text[:LONGEST]) if cases.has(value) and not cases.told(value)]
         if read and answers:

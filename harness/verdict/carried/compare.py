@@ -48,7 +48,7 @@ class Comparison:
     initial: Mapping[str, Entry] | None = None
     """What lay there before the agent, where only its changes travel; None: everything does."""
     varied: Mapping[str, Entry | None] = field(default_factory=dict)
-    """What variations of the environment had changed there: path -> what lay there since, None: nothing."""
+    """What variations of the environment had changed there: path -> what has lain there since; None: nothing."""
 
 
 @dataclass
@@ -64,25 +64,26 @@ class Plan:
 
 
 def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None, findings: IsolationFindings) -> Plan:
-    """Unpack the agent's archive, set apart what is no data, and plan the rest. None: nothing lies there.
+    """Unpack the archive of the agent's sandbox, set apart what is no data, and plan the rest.
 
-    TooMuch when there is more than may be carried. `findings` gets what the agent did.
+    `theirs`, `ours`: the place in the agent's sandbox and in the fresh one, as archives; None: nothing lies there. What
+    the agent did is added to `findings`. TooMuch when there is more than may be carried.
     """
     root = given.place.root
     for archive in (theirs, ours):
         if archive is not None:
             archive.seek(0)
     before = Unpacked() if ours is None else unpack(ours, None, root, {}, 2 * given.limit)
-    found = before.entries | {path: entry for path, entry in given.varied.items() if entry is not None}
-    now = Unpacked() if theirs is None else unpack(theirs, given.staging, root, found, given.limit)
+    known = before.entries | {path: entry for path, entry in given.varied.items() if entry is not None}
+    now = Unpacked() if theirs is None else unpack(theirs, given.staging, root, known, given.limit)
     _undo_variations(given, before.entries, now.entries)
     dropped = _drop_links(given, before.entries, now.entries)
     findings.left_out.extend(f"{root}/{path}" for path in (*now.left_out, *dropped))
     _note_difference(root, before.entries, now.entries, findings)
     apart = _set_apart(given, before.entries, now.entries)
     for path in apart:
-        known = findings.restored if path in before.entries else findings.removed
-        known.append(f"{root}/{path}".rstrip("/"))
+        fate = findings.restored if path in before.entries else findings.removed
+        fate.append(f"{root}/{path}".rstrip("/"))
     _disarm(given, before.entries, now.entries, findings)
     excluded = _excluded(given, {*before.entries, *now.entries})
     kept = _Kept({*apart, *excluded}, _untouched(given.initial, before.entries, now.entries), before.entries)
@@ -90,7 +91,7 @@ def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None,
 
 
 def _undo_variations(given: Comparison, before: Mapping[str, Entry], now: dict[str, Entry]) -> None:
-    """Let what a variation has changed be as the fresh sandbox has it, where the agent left it as it was since then."""
+    """Undo variations of the environment that the agent has left alone: there `now` gets what the fresh sandbox has."""
     for path in sorted(given.varied, reverse=True):  # what lies in a directory comes before it
         entry, file = given.varied[path], given.staging / path
         if now.get(path) != entry:
@@ -130,7 +131,7 @@ def _drop_links(given: Comparison, before: Mapping[str, Entry], now: dict[str, E
 
 
 def _places_of_verifier(given: Comparison) -> list[PurePosixPath]:
-    """Where the verifier's files and directories will lie below the place, in relation to it."""
+    """The paths below the place, relative to it, where the verifier's files and directories will lie."""
     root, below = PurePosixPath(given.place.root), given.place.below
     work = None if given.place.work is None else root / given.place.work
     if below is not None:

@@ -63,7 +63,7 @@ class _Lines:
     def __init__(self, what: What, total: float | None, unit: str):
         self._what, self._total, self._unit = what, total, unit
         self._done = 0.0
-        self._adding = threading.Lock()
+        self._adding = threading.Lock()  # several threads may advance
         self._began = time.monotonic()
 
     def advance(self, units: float) -> None:

@@ -32,6 +32,7 @@ class TemplateReader:
 
     def __init__(self, template: ChatTemplate):
         self._template = template
+        # Separators and tool lists come from renderings, which an attempt's prompts, all of one date, need once.
         self._of_date = lru_cache(maxsize=8)(self._dated)
         self.ends = frozenset(template.ends)
         """Tokens that end a turn."""

@@ -106,8 +106,8 @@ OOM_KILLS = (
 )
 """Prints how often the kernel killed a process of the container for lack of memory (cgroup v2 or v1)."""
 
-PARENTS = {"ps_args": "-eo pid,ppid"}
-"""Asks the daemon for the processes of a container with their parents, as its own machine sees them."""
+PARENTS = "-eo pid,ppid"
+"""Arguments of ps: the daemon lists a container's processes with their parents, as its own machine sees them."""
 
 
 def only_main(processes: Iterable[tuple[int, int]]) -> bool:

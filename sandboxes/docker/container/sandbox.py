@@ -30,7 +30,9 @@ PATIENCE_SECONDS = 180.0
 GRACE_SECONDS = 10.0
 """Time for a command to end after its processes have been ended."""
 KILLED = 137
+"""Exit code of a command that SIGKILL has ended, as a shell reports it."""
 LONGEST_COMMAND = 128 << 10
+"""Bytes from which on Linux refuses an argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +58,13 @@ class StartedContainer:
     connect: Callable[[], Coroutine[None, None, None]]
     """Gives it a full network."""
     places: Sequence[str] = ()
-    """Where it is not: the places that can, each a volume in memory."""
+    """Where its root cannot be written: the places that can, each a volume in memory."""
     holder: Mapping[str, Any] | None = None
     """Configuration of the container that keeps these volumes while this one restarts."""
     services: Sequence[str] = ()
     """Names of the services beside it."""
     ready: Callable[[str, float], Awaitable[None]] | None = None
-    """Waits until the main process works that has begun after this moment, in seconds since the epoch."""
+    """Waits until the main process works that was started after this time (seconds since the epoch)."""
 
 
 class DockerSandbox:
@@ -78,9 +80,10 @@ class DockerSandbox:
         self.container = started.container
         self.daemon, self._started = daemon, started
         self._kept: Sequence[str] = ()
+        """Processes that `end_processes` spares, as `pid:start`."""
         self._networked = started.networked
         self._killed = False
-        """Whether its processes were ended to halt it. Then a holder has its volumes."""
+        """Whether its processes were killed to halt it. Then the holder keeps its volumes."""
         self._oom_kills = 0
         self._remove = remove
         self._removal: asyncio.Task[None] | None = None
@@ -188,7 +191,7 @@ class DockerSandbox:
 
     async def alone(self) -> bool:
         with suppress(SandboxError), self.daemon.translating_errors(f"the processes of {self.container}"):
-            listed = await self.daemon.docker._query_json(f"containers/{self.container}/top", params=PARENTS)
+            listed = await self.daemon.container(self.container).top(ps_args=PARENTS)
             return only_main((int(pid), int(parent)) for pid, parent in listed["Processes"])
         return False  # the daemon's machine may have no ps
 

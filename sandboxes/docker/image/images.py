@@ -62,9 +62,11 @@ PREPARE_LIMITS = {
 }
 """The image's own programs run while it is prepared."""
 PREPARE_SECONDS = 1200.0
+"""Time limit of a preparation, which copies the working directory."""
 KEPT_LINES = 30
+"""Lines of a build's log that an error message shows."""
 BUILD_SECONDS = 3600.0
-"""Time limit of a build. Compilers and package mirrors take their time, a task does not know how much."""
+"""Time limit of a build. A task cannot tell how long compilers and package mirrors take."""
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +92,7 @@ class Images:
             tag = await self._built(image, spec)
         elif image.name:
             tag = image.name
-            await self._once(f"name {tag}", lambda: self._present(tag))
+            await self._once(f"name {tag}", lambda: self._pull_if_missing(tag))
         else:
             raise ImageError("a Docker sandbox needs an image; name one in the task, or a default for the run")
         details = await self._inspect(tag)
@@ -112,7 +114,7 @@ class Images:
     async def _once(self, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
         """Run `make` once for all callers with this key. It goes on when a caller is cancelled."""
         making = self._making.get(key)
-        if making is None or (making.done() and (making.cancelled() or _passing(making.exception()))):
+        if making is None or (making.done() and (making.cancelled() or _may_pass(making.exception()))):
             making = self._making[key] = asyncio.ensure_future(make())
         return await asyncio.shield(making)
 
@@ -120,7 +122,8 @@ class Images:
         with self._daemon.translating_errors(f"image {tag}"):
             return await self._daemon.docker.images.inspect(tag)
 
-    async def _there(self, tag: str) -> dict[str, Any] | None:
+    async def _details_if_there(self, tag: str) -> dict[str, Any] | None:
+        """Return an image's details; None: the daemon does not have it."""
         try:
             return await self._inspect(tag)
         except DaemonError:
@@ -128,8 +131,8 @@ class Images:
         except SandboxError:
             return None
 
-    async def _present(self, name: str) -> None:
-        if await self._there(name):
+    async def _pull_if_missing(self, name: str) -> None:
+        if await self._details_if_there(name):
             return
         with self.work.on(f"pulling image {name}") as step:
             try:
@@ -141,8 +144,8 @@ class Images:
             try:
                 layers = PulledLayers()
                 with self._daemon.translating_errors("pulling"):
-                    async for said in self._daemon.docker.images.pull(pulled, auth=auth, stream=True):
-                        step(layers.after(said))
+                    async for message in self._daemon.docker.images.pull(pulled, auth=auth, stream=True):
+                        step(layers.after(message))
             except DaemonError:
                 raise
             except SandboxError as error:
@@ -170,10 +173,10 @@ class Images:
         return tag
 
     async def _build(self, image: Image, context: Path, work: str, tag: str, spec: Spec) -> None:
-        if await self._there(tag):
+        if await self._details_if_there(tag):
             return
         if not (context / image.dockerfile).is_file():
-            await self._once(f"name {image.name}", lambda: self._present(image.name))
+            await self._once(f"name {image.name}", lambda: self._pull_if_missing(image.name))
         lines: list[str] = []
         await self._check_sources(context / image.dockerfile)
         try:
@@ -207,7 +210,7 @@ class Images:
     async def _prepared(self, image: str, name: str, work: str, key: str) -> tuple[str, bool]:
         """Return the image for profile strict above `image`, and whether it keeps a copy of the working directory."""
         tag = f"{REPOSITORY}/strict:{key}"
-        details = await self._there(tag)
+        details = await self._details_if_there(tag)
         if details is None:
             try:
                 with self.work.on(f"preparing image {name} for profile strict"):
@@ -268,6 +271,6 @@ def _tell(step: Callable[[str], None], text: str, lines: list[str]) -> None:
     del lines[:-KEPT_LINES]
 
 
-def _passing(error: BaseException | None) -> bool:
-    """Return whether another try may succeed."""
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether another try may succeed after this error."""
     return error is not None and not isinstance(error, ImageError)

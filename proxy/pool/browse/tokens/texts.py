@@ -126,7 +126,7 @@ def _content(file: _File) -> bytes:
     return content
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # all threads share it; a file that has changed is another key
 def _ids(file: _File) -> str | None:
     """Return the fingerprint of a tokenizer's ids; None where it has none, or cannot be read."""
     try:
