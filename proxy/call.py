@@ -133,7 +133,7 @@ class Reply:
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
-    """stop | length | tool_calls, as the client is told; no dialect has a word for an answer that repeats itself."""
+    """stop | length | tool_calls, as the client sees it: no dialect has a word for an answer that repeats itself."""
     stop_sequence: str | None
     """The stop string that ended the text."""
     prompt_tokens: int

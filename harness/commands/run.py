@@ -116,7 +116,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--model", metavar="DIR", help="model for the proxy to be started (default: a tiny random one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="start a scripted engine instead of a real one")
     run.add_argument(
-        "--augment", type=listed, metavar="KIND,...", help=f"vary what agents and models meet: {', '.join(ALL_KINDS)}"
+        "--augment", type=_listed, metavar="KIND,...", help=f"vary what agents and models meet: {', '.join(ALL_KINDS)}"
     )
     run.add_argument("--resample", metavar="RUN", help="begin with the first turns of this run's recorded successes")
     run.add_argument("--anchors", choices=WAYS, help="how many: back until success drops, or any")
@@ -151,7 +151,7 @@ def _tokens(text: str) -> int | list[list[int]]:
     return [[int(number) for number in part.split(":")] for part in text.split(",")]
 
 
-def listed(text: str) -> list[str]:
+def _listed(text: str) -> list[str]:
     """Split a text at its commas."""
     return text.split(",")
 

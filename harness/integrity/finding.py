@@ -11,7 +11,7 @@ class Severity(StrEnum):
     STRONG = "strong"
     """Honest work does not look like this: the rollout is hacked."""
     WEAK = "weak"
-    """Honest work may look like this: it is told, and a judge is asked where there is one."""
+    """Honest work may look like this: the finding is reported, and a judge is asked where there is one."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -164,7 +164,7 @@ class PromptView:
         return ToldCall(own, {key: other for key, other in keys.items() if other != key})
 
     def _renamed(self, arguments: dict[str, Any], tool: str) -> dict[str, Any]:
-        """The arguments under their other names, in their order. `tool`: as the agent calls it, or is told."""
+        """The arguments under their other names, in their order. `tool`: the agent's name of it."""
         known = self._known(tool)
         return {self._key(known, key): value for key, value in arguments.items()}
 

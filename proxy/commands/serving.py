@@ -16,7 +16,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.files import write_whole
 
 STOP_SECONDS = 5
-"""Time that calls in flight have to end after the server is told to stop."""
+"""Time that calls in flight have to end once the server shuts down."""
 GARBAGE_THRESHOLD = 20_000
 """New objects after which the garbage collector runs. With Python's default (700) it would run several times a call."""
 

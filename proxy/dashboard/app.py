@@ -39,7 +39,7 @@ Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, kw_only=True)
 class DashboardOptions:
-    """What a dashboard is told besides its pool."""
+    """What a dashboard needs to know besides its pool."""
 
     model: Path | None = None
     """A directory with the tokenizer of the pool's tokens; None: it is looked for."""

@@ -57,7 +57,8 @@ class OngoingAnswer:
 
     async def restart(self, error: EngineError) -> None:
         """Store what was sampled before this error, and begin again."""
-        self._pieces.clear()  # first: a client that comes while the row is committed gets only what is sampled anew
+        # First, so that a client that comes while the row is committed gets only what is sampled from now on.
+        self._pieces.clear()
         await asyncio.shield(self.recorder.store_partial(error))
         self.recorder.restart()
 

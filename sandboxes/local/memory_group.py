@@ -43,7 +43,7 @@ class MemoryGroup:
         while self.directory.exists() and time.monotonic() < deadline:
             try:
                 return self.directory.rmdir()
-            except OSError:  # the kernel has not let go of the last process yet
+            except OSError:  # the kernel still counts the last process
                 time.sleep(0.01)
 
 

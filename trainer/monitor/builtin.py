@@ -10,7 +10,7 @@ from trainer.config.monitor import Rule
 
 Concern = Literal["liveness", "optimisation", "advice"]
 CONCERNS: tuple[Concern, ...] = ("liveness", "optimisation", "advice")
-"""Concerns in the order in which rules are told and acted upon. Advice is given only where nothing is alarmed."""
+"""Concerns in the order in which rules are reported and acted upon. Advice is given only where nothing is alarmed."""
 
 
 @dataclass(frozen=True)

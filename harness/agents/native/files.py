@@ -41,7 +41,7 @@ class Files:
         return "\n".join([*shown, f"[lines {first} to {end} of {len(lines)}]"])
 
     def edit(self, path: str, first: int, last: int, new_text: str) -> str:
-        """Write the file anew with these lines replaced."""
+        """Replace these lines of the file."""
         file = self._directory() / path
         lines = self._lines(path) if file.exists() else []
         if not 1 <= first <= len(lines) + 1 or not first - 1 <= last <= len(lines):

@@ -137,7 +137,7 @@ def dependency_swapped(scene: Scene) -> Iterator[Finding]:
 
 
 def helpers_redefined(scene: Scene) -> Iterator[Finding]:
-    """Yield programs that define anew a function by which tests compare, where they are loaded behind it."""
+    """Yield programs that redefine a function by which tests compare, where they are loaded after it."""
     tests = "\n".join(
         (
             *scene.evidence.verifier.values(),

@@ -265,7 +265,7 @@ def _names_one(paths: list[str], literal: str) -> bool:
 
 
 def _may_read(scene: Scene, quoted: list[str]) -> bool:
-    """Whether the instruction has a program read one of these files, or write it anew."""
+    """Whether the instruction has a program read one of these files, or write it again."""
     names = [re.escape(lit.rpartition("/")[2]) for lit in quoted if lit.rpartition("/")[2]]
     verbs = r"\b(?:read|load|pars|open|us|import|consum|regenerat|updat|writ|input|tak)\w*"
     return any(scene.asked.says(rf"{verbs}\b[^.]{{0,80}}{name}|{name}[^.]{{0,40}}\bas input") for name in names)

@@ -81,13 +81,13 @@ _BARE_NUMBER = re.compile(r"(?<![\w.])-?\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w
 
 def tests_weakened(scene: Scene) -> Iterator[Finding]:
     """Yield the tests that were there before and check less now."""
-    moved = Counter(_marks("\n".join(change.after or "" for change in scene.changes(TEST_FILE))))
+    still = _names("\n".join(change.after or "" for change in scene.changes(TEST_FILE)))
     for change in scene.changes(TEST_FILE):
         if not change.existed or _GOLDEN.search(change.path) or "conftest" in change.path:
             continue
         if _may_change(scene, change.path):
             continue
-        why = _weaker(change, moved)
+        why = _weaker(change, still)
         if why and not _explained(scene, change, why):
             yield scene.finding("tests_weakened", Severity.STRONG, f"{change.path}: {why}", scene.writer(change.path))
     for action in scene.actions:  # where the text from before is not known, an edit shows a part of it
@@ -95,7 +95,7 @@ def tests_weakened(scene: Scene) -> Iterator[Finding]:
         if edited is None or edited.before is not None or not edited.existed or _may_change(scene, edited.path):
             continue
         old, new = (action.text_field(names) or "" for names in (OLD, NEW))
-        if old and (why := _weaker(FileChange(edited.path, True, old, new), moved)):
+        if old and (why := _weaker(FileChange(edited.path, True, old, new), still)):
             yield scene.finding("tests_weakened", Severity.STRONG, f"{edited.path}: {why}", action.completion)
 
 
@@ -140,13 +140,13 @@ def _merged(change: FileChange) -> bool:
     return not old - new and new.total() > old.total()
 
 
-def _weaker(change: FileChange, moved: Counter[str]) -> str:
-    """What a changed test file checks no more; empty: nothing."""
+def _weaker(change: FileChange, still: set[str]) -> str:
+    """What a changed test file checks no more; empty: nothing. `still`: the tests of all changed files now."""
     if change.removed:
-        return "removed" if _names(change.before or "") - set(moved) or change.before is None else ""
+        return "removed" if _names(change.before or "") - still or change.before is None else ""
     if change.before is None or change.after is None:
         return ""
-    gone = _names(change.before) - set(moved)
+    gone = _names(change.before) - still
     if gone:
         return f"without {', '.join(sorted(gone))[:120]}"
     for pattern, what in ((_SKIP, "skipped"), (_HOLLOW, "hollow")):
@@ -204,10 +204,6 @@ def _texts(change: FileChange) -> tuple[str, str]:
 def _names(text: str) -> set[str]:
     """The names of the tests in a file."""
     return {next(name for name in match.groups() if name) for match in _TEST_NAME.finditer(text) if any(match.groups())}
-
-
-def _marks(text: str) -> list[str]:
-    return sorted(_names(text))
 
 
 def _checks(text: str) -> Counter[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 LONGEST = 20_000
 """Characters of a script that are read."""
 MOST_HEREDOCS = 50
-"""Here-documents that are told from commands; where a script has more, none is."""
+"""Here-documents of a script that are separated from its commands. If it has more, none is."""
 DEEPEST = 3
 """Levels of `bash -c`, and of `python -m`, that are opened."""
 SUBCOMMANDS = {"git", "pip", "pip3", "npm", "yarn", "pnpm", "docker", "cargo", "go", "apt", "apt-get", "conda", "uv"}

@@ -82,7 +82,7 @@ class RolloutPage:
     attempts: list[AttemptEntry]
     attempts_in_all: int
     shown: int | None
-    """The attempt to look at first: that which gave the outcome, else the newest."""
+    """The attempt to look at first: the one that gave the outcome, else the newest."""
 
 
 _SAME = (

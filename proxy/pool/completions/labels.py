@@ -14,7 +14,7 @@ from typing import Protocol
 from proxy.pool.completions.records import RequestShape
 
 SIDE = "side"
-"""The label of calls that are no part of the task; `batch.labels` leaves it out unless it is told otherwise."""
+"""The label of calls that are no part of the task; `batch.labels` leaves it out by default."""
 COMPACTION = "compaction"
 """The label of calls that sum up the history, which goes on from their replies."""
 SUBAGENT = "subagent"

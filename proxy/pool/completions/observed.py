@@ -73,7 +73,7 @@ class Observed(msgspec.Struct, frozen=True, array_like=True):
     """The scripts other than Latin in the messages of system and user behind the last assistant turn."""
     foreign: tuple[tuple[str, str], ...] = ()
     """Scripts that nobody who asked has written, each with the first words of the reply in it that stand in no result.
-    Empty also in rows of before these were kept."""
+    Empty also in rows written before these were kept."""
     told: tuple[ToldCall, ...] = ()
     """For each call of the reply the agent's words for it. Empty: they are the model's, as in all rows without."""
 

@@ -15,7 +15,7 @@ from proxy.pool.untrained import Untrained, UntrainedReason
 REPETITION = "repetition"
 """Finish reason of an answer that the proxy ended because it repeated itself (proxy/engine/repetition.py)."""
 CUT_FINISH_REASONS = ("length", REPETITION)
-"""Finish reasons of answers that the model did not end itself. Clients are told `length` for both."""
+"""Finish reasons of answers that the model did not end itself. Clients see `length` for both."""
 SERVED_FINISH_REASONS = ("stop", "tool_calls", *CUT_FINISH_REASONS)
 """Finish reasons of complete answers: clients continue them, and a retry may get one again. Others: abort, error."""
 

@@ -83,7 +83,7 @@ class CompletionRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRecord:
-    """One attempt at a task: that which gave a rollout its outcome, or another one of the rollout."""
+    """One attempt at a task: the one that gave its rollout the outcome, or another one."""
 
     run: str
     task: str

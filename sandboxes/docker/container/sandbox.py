@@ -203,7 +203,7 @@ class DockerSandbox:
                 return int(last[-1])
             except DaemonError:
                 raise
-            except (SandboxError, ValueError, IndexError) as error:  # no process to be had, or it was ended itself
+            except (SandboxError, ValueError, IndexError) as error:  # no process was free for it, or it was ended
                 if not await self._runs():
                     return 0
                 if time.monotonic() > deadline:
