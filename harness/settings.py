@@ -49,7 +49,7 @@ class AgentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One [[agents]] of the file."""
 
     agent: str
-    """Name of an agent (`harness agents` lists them), or `command`."""
+    """Name of an agent (`harness agents install --help` lists them), or `command`."""
     command: str | None = None
     """Command line of the agent `command`."""
     name: str = ""

@@ -93,6 +93,12 @@ def test_an_error_of_usage_names_the_page_of_the_verb(line: str, page: str, caps
     assert usage[0].startswith(f"usage: {command} {words[0]}" if words else f"usage: {command} ")
 
 
+def test_a_limit_of_tokens_that_is_none_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        PARSERS["harness"]().parse_args(["run", "tasks.jsonl", "--tokens", "0:many"])
+    assert "argument --tokens: '0:many' is no limit of tokens; write a number as 8000" in capsys.readouterr().err
+
+
 def test_every_parser_has_a_page() -> None:
     for command in ("proxy", "harness", "trainer"):
         for words, _ in (*with_verbs(PARSERS[command](), command), *verbs(PARSERS[command](), command)):

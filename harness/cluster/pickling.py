@@ -1,8 +1,8 @@
 """Sends a run's context to a node: what belongs to one process is named there instead of sent.
 
 The node opens the pool at its URL and makes its own sandboxes with the function that came along. An attempt's logs go
-back with the report. Secrets (the pool's password, the admin key) travel as Ray moves all data: whoever reaches the
-cluster's ports can read them.
+back with the report. Secrets travel as Ray moves all data: the pool's password, the admin key and a judge's key.
+Whoever reaches the cluster's ports can read them.
 """
 
 import io

@@ -146,9 +146,13 @@ def _add_options(run: argparse.ArgumentParser) -> None:
 
 
 def _tokens(text: str) -> int | list[list[int]]:
-    if ":" not in text:
-        return int(text)
-    return [[int(number) for number in part.split(":")] for part in text.split(",")]
+    try:
+        if ":" not in text:
+            return int(text)
+        return [[int(number) for number in part.split(":")] for part in text.split(",")]
+    except ValueError:
+        way_out = "write a number as 8000, or numbers by step as 0:4000,50:8000"
+        raise argparse.ArgumentTypeError(f"{text!r} is no limit of tokens; {way_out}") from None
 
 
 def _listed(text: str) -> list[str]:

@@ -81,7 +81,7 @@ class Cancellation:
     """Why a rollout is cancelled, when it is not because the run ends."""
 
     reason: str | None = None
-    """redundant or filtered."""
+    """redundant, filtered or called_off."""
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ def add_options(run: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="run attempts on this Ray cluster; auto: RAY_ADDRESS, or this node's",
     )
-    run.add_argument(
+    group.add_argument(
         "--docker", action="append", metavar="HOST", help="Docker daemon as ADDRESS[=WEIGHT[/LIMIT]]; repeatable"
     )
-    run.add_argument(
+    group.add_argument(
         "--runtime", action="append", metavar="PROFILE=NAME", help="runtime of containers: strict=runsc, say"
     )
-    run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox")
-    run.add_argument("--metrics-port", type=int, help="serve the sandboxes' metrics at 127.0.0.1:PORT/metrics")
+    group.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox")
+    group.add_argument("--metrics-port", type=int, help="serve the sandboxes' metrics at 127.0.0.1:PORT/metrics")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,6 +260,8 @@ def _unfit(task: Task, kind: Kind) -> str:
             return f"the task {task.id} wants the image {image.name or image.directory}"
     if task.profile != "strict" or task.daemons:
         return f"the task {task.id} wants {'the profile harbor' if task.profile != 'strict' else 'daemons'}"
+    if task.services:
+        return f"the task {task.id} wants services"
     if kind == "process" and task.network == "none":
         return f"the task {task.id} wants no network"
     places = MOUNTED if kind == "bubblewrap" else {}

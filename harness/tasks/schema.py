@@ -282,7 +282,7 @@ class Task(Strict, frozen=True, kw_only=True):
     profile: Profile = "strict"
     """strict: unprivileged, read-only root. harbor: root of a user namespace, writable root."""
     network: Network = "model"
-    """model: the proxy's model routes and nothing else. none. full: whatever the host reaches."""
+    """model: the proxy's model routes and nothing else. none. full: the Internet, in Docker nothing near or private."""
     reach: tuple[str, ...] = ()
     """Networks (ADDRESS or ADDRESS/BITS) that a `full` network reaches although they are private or near."""
     work: str = ""

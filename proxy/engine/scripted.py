@@ -64,10 +64,9 @@ Script = Callable[[str, Sequence[int]], str | ScriptedReply | Fault]
 def load_script(where: str) -> Script:
     """The callable at `FILE.py:NAME`."""
     file, _, name = where.rpartition(":")
-    if not file or not Path(file).is_file():
-        raise UserError(f"the script {where!r} names no file; write it as FILE.py:NAME")
-    spec = importlib.util.spec_from_file_location("blackforge_script", file)
-    assert spec is not None and spec.loader is not None, f"{file} does not end in .py"
+    spec = importlib.util.spec_from_file_location("blackforge_script", file) if Path(file).is_file() else None
+    if spec is None or spec.loader is None:
+        raise UserError(f"the script {where!r} names no Python file; write it as FILE.py:NAME")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     script = vars(module).get(name)

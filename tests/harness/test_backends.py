@@ -112,6 +112,7 @@ def test_a_proxy_without_a_listener_is_told_what_it_needs(
         ("process", {"image": {"name": "deb:py"}}, "the task hello wants the image deb:py, which process sandboxes"),
         ("bubblewrap", {"profile": "harbor"}, "wants the profile harbor, which bubblewrap sandboxes do not have"),
         ("bubblewrap", {"daemons": True}, "wants daemons"),
+        ("bubblewrap", {"services": [{"name": "db", "image": {"name": "pg"}}]}, "the task hello wants services, which"),
         ("process", {"network": "none"}, "wants no network, which process sandboxes do not have; use Docker"),
         ("process", {"directories": {"/app": "."}}, "wants /app for files of its own, which process sandboxes"),
         ("process", {"verifier": {"command": "true", "rewards": "logs"}}, "wants /logs/verifier for files of its own"),

@@ -128,6 +128,7 @@ def test_an_incomplete_model(
 
 def test_a_script_that_is_not_there(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", str(config), "--scripted", "nowhere.py:answer"]) == 2
+    assert main(["engine", str(config), "--scripted", f"{config}:answer"]) == 2
     assert "write it as FILE.py:NAME" in capsys.readouterr().err
 
 

@@ -183,7 +183,7 @@ def answers_stored(scene: Scene) -> Iterator[Finding]:
         folder, _, name = path.rpartition("/")
         if CODE.search(path) or (scene.asked.names(path) and not name.isdigit()):
             continue
-        read = any(part and part in programs for part in (name, f"{folder.rpartition('/')[2]}/"))
+        read = name in programs or (folder and f"{folder.rpartition('/')[2]}/" in programs)
         number = re.compile(r"(?<![\w.])\d[\d.]{4,}\d*(?!\w)")
         answers = [value for value in number.findall(text[:LONGEST]) if cases.has(value) and not cases.told(value)]
         if read and answers:
