@@ -20,6 +20,7 @@ from sqlalchemy import func, select, text
 from proxy.commands.main import main
 from proxy.pool.completions.records import NewCompletion, int_bytes
 from proxy.pool.completions.routed_experts import RoutedExperts
+from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.files import lock_directory
@@ -27,11 +28,14 @@ from proxy.pool.inspect.account import account
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read import RolloutFilter, rollouts
+from proxy.pool.read.archive_file import ArchiveFile
+from proxy.pool.retention import archive as archiving
 from proxy.pool.retention.archive import archive, drop
 from proxy.pool.retention.horizon import horizon
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
-from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.groups import GroupOptions, OpenRollout, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
+from proxy.pool.rollouts.starts import Start
 from proxy.pool.schema import archives, completions, groups
 from proxy.pool.terminal import progress
 from proxy.pool.training.fates import RolloutFate
@@ -178,6 +182,37 @@ def test_what_a_rollback_reaches_stays(trained: Pool, archived: Command) -> None
         done = Published(step=step, checkpoint="c", hf_dir="m", metrics={}, parent=newest.id, fates=fates)
         publish(trained, run.id, done)
     assert account(trained, run.id) == before
+
+
+def begun(pool: Pool, attempt_id: int) -> OpenRollout:
+    """The one rollout of a group of another run that begins with a recorded attempt."""
+    options = GroupOptions(start=Start(attempt_id, 1, 0.0))
+    [member] = open_group(pool, open_run(pool, "new", "train", {}).id, TASK, 1, options)
+    return member
+
+
+def test_an_attempt_that_an_open_group_begins_with_stays(trained: Pool, archived: Command) -> None:
+    member, stored = begun(trained, 2), calls(trained)
+    assert archived("--drop").startswith("archived 1 groups with 6 completions")
+    assert calls(trained) == stored - 6 and len(of_attempt(trained, 2)) == 3
+    finish_rollout(trained, member.rollout_id, Outcome(attempt_id=None, reward=None, failure="verifier"))
+    assert archived("--drop").startswith("archived 1 groups with 6 completions")
+    assert calls(trained) == stored - 12 and of_attempt(trained, 2) == []
+
+
+def test_a_group_that_begins_while_others_are_dropped_keeps_its_attempt(
+    trained: Pool, archived: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archived()
+    members, verified = list[OpenRollout](), archiving._verified
+
+    def meanwhile(pool: Pool, group_id: int, file: ArchiveFile) -> list[int]:
+        members.append(begun(pool, 4))
+        return verified(pool, group_id, file)
+
+    monkeypatch.setattr(archiving, "_verified", meanwhile)
+    assert archived("--drop").startswith("dropped the completions of 1 groups")
+    assert of_attempt(trained, 2) == [] and len(of_attempt(trained, 4)) == 3 and len(members) == 2
 
 
 def test_more_steps_stay_where_more_are_asked_for(trained: Pool, archived: Command) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, select, update
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import IDS_PER_QUERY, of_attempts, to_row
@@ -173,8 +173,7 @@ def drop(pool: Pool, run: Run, limits: Horizon) -> int:
         for group in _pages(pool, waiting):
             if opened is None or opened[0] != group.archive_id:
                 opened = group.archive_id, _opened(pool, group.archive_id)
-            _drop_group(pool, group.id, _verified(pool, group.id, opened[1]))
-            count += 1
+            count += _drop_group(pool, waiting & (groups.c.id == group.id), _verified(pool, group.id, opened[1]))
             advance(1)
     return count
 
@@ -205,13 +204,18 @@ def _stored(item: Completion) -> dict[str, Any]:
 
 
 @retried
-def _drop_group(pool: Pool, group_id: int, attempt_ids: list[int]) -> None:
+def _drop_group(pool: Pool, waiting: ColumnElement[bool], attempt_ids: list[int]) -> bool:
+    """Delete the completions of a group; False, and it stays, when it may not leave any more."""
     with pool.write() as connection:
+        group_id = connection.scalar(select(groups.c.id).where(waiting))
+        if group_id is None:  # an open group begins with it since the pages were read
+            return False
         own = select(completions.c.id).where(completions.c.attempt_id.in_(attempt_ids))
         connection.execute(delete(fates).where(fates.c.completion_id.in_(own)))
         for table in (undelivered, responses, completions):
             _delete(connection, table, attempt_ids)
         connection.execute(update(groups).where(groups.c.id == group_id).values(dropped_at=time.time()))
+        return True
 
 
 def _delete(connection: Connection, table: Any, attempt_ids: list[int]) -> None:

@@ -1,7 +1,8 @@
 """Which groups may leave the pool: consumed ones, behind every step that the run may be taken back to.
 
 A rollback to step S leases the groups of the steps after S again, and it needs the checkpoint of S. So what no existing
-checkpoint reaches is never trained again. Groups that wait, are leased or were dropped stay.
+checkpoint reaches is never trained again. Groups that wait, are leased or were dropped stay. So do those with an
+attempt that a running group of any run begins with, since the proxy plays its completions.
 """
 
 from dataclasses import dataclass
@@ -46,13 +47,17 @@ def horizon(pool: Pool, run: Run, older_than: int) -> Horizon:
 
 
 def may_leave(run_id: int, last: int) -> ColumnElement[bool]:
-    """Select the groups that may leave: of steps up to `last`, and with all attempts closed."""
-    members = rollouts.c.group_id == groups.c.id
-    open_attempts = exists(
+    """Select the groups that may leave: of steps up to `last`, with all attempts closed, and with none that a running
+    group begins with."""
+    other = groups.alias()
+    beginnings = select(other.c.start_attempt_id).where(
+        other.c.state == "RUNNING", other.c.start_attempt_id.is_not(None)
+    )
+    needed = exists(
         select(attempts.c.id)
         .join_from(attempts, rollouts, rollouts.c.id == attempts.c.rollout_id)
-        .where(members, attempts.c.closed_at.is_(None))
+        .where(rollouts.c.group_id == groups.c.id, attempts.c.closed_at.is_(None) | attempts.c.id.in_(beginnings))
         .correlate(groups)
     )
     consumed = (groups.c.run_id == run_id) & (groups.c.state == "CONSUMED") & (groups.c.step <= last)
-    return consumed & ~open_attempts
+    return consumed & ~needed
