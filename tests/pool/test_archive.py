@@ -3,12 +3,13 @@
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
@@ -32,11 +33,16 @@ from proxy.pool.read.archive_file import ArchiveFile
 from proxy.pool.retention import archive as archiving
 from proxy.pool.retention.archive import archive, drop
 from proxy.pool.retention.horizon import horizon
-from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt, open_session
 from proxy.pool.rollouts.groups import GroupOptions, OpenRollout, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.rollouts.starts import Start
 from proxy.pool.schema import archives, completions, groups
+from proxy.pool.search import build
+from proxy.pool.search.build import Builder
+from proxy.pool.search.build import progress as progress_of
+from proxy.pool.search.index import open_writer
+from proxy.pool.search.query import Wanted, search
 from proxy.pool.terminal import progress
 from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.finished_rollouts import finished_rollout, finished_rollouts
@@ -213,6 +219,46 @@ def test_a_group_that_begins_while_others_are_dropped_keeps_its_attempt(
     monkeypatch.setattr(archiving, "_verified", meanwhile)
     assert archived("--drop").startswith("dropped the completions of 1 groups")
     assert of_attempt(trained, 2) == [] and len(of_attempt(trained, 4)) == 3 and len(members) == 2
+
+
+@pytest.fixture
+def all_trained(trained: Pool, tmp_path: Path) -> Pool:
+    """The same run after a step that took the group that waits; only its checkpoint exists."""
+    newest, leased = latest(trained, 1), lease(trained, 1, STEPS + 1, LeaseRule(groups=1, window=4, max_staleness=9))
+    assert newest is not None and leased is not None
+    for directory in tmp_path.glob("step-*"):
+        directory.rmdir()
+    (tmp_path / "newest").mkdir()
+    done = Published(step=STEPS + 1, checkpoint=str(tmp_path / "newest"), hf_dir="m", metrics={}, parent=newest.id)
+    publish(trained, 1, done)
+    return trained
+
+
+def indexed(pool: Pool, index: sqlite3.Connection) -> int:
+    """Bring an index up to date with its pool; how many calls it has had."""
+    builder = Builder(pool, index)
+    while builder.step():
+        pass
+    assert progress_of(index).whole
+    return progress_of(index).calls
+
+
+def test_no_call_gets_the_number_of_one_that_was_dropped(
+    all_trained: Pool, archived: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "SETTLE_SECONDS", -5.0)
+    before, stored = read(all_trained), calls(all_trained)
+    with closing(open_writer(tmp_path / "index")) as index:
+        assert indexed(all_trained, index) == stored
+        said = archived("--drop", older_than=0)
+        assert read(all_trained) == before
+        attempt = open_session(all_trained, "k")
+        assert record(all_trained, [new_completion(attempt.id)]) == [stored + 1]
+        assert indexed(all_trained, index) == stored + 1
+        assert [hit.call for hit in search(index, Wanted(words="ok")).hits][0] == stored + 1
+    assert f"dropped the completions of {STEPS} groups from the pool\n" in said
+    assert archived("--drop", older_than=0).startswith("dropped the completions of 1 groups from the pool\n")
+    assert calls(all_trained) == 1
 
 
 def test_more_steps_stay_where_more_are_asked_for(trained: Pool, archived: Command) -> None:

@@ -23,7 +23,7 @@ from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.errors import UserError
 from proxy.pool.files import InUse, lock_directory, replacing
 from proxy.pool.read.archive_file import ArchiveFile, archive_writer
-from proxy.pool.retention.horizon import Horizon, may_leave
+from proxy.pool.retention.horizon import Horizon, may_be_dropped, may_leave
 from proxy.pool.rollouts.runs import Run, lock_run
 from proxy.pool.schema import archives, attempts, completions, fates, groups, responses, rollouts, tasks, undelivered
 from proxy.pool.terminal.progress import progress
@@ -162,11 +162,11 @@ def _remember(pool: Pool, run: Run, file: Path, group_ids: list[int]) -> None:
 
 
 def drop(pool: Pool, run: Run, limits: Horizon) -> int:
-    """Delete the completions of the archived groups that may leave; return the number of groups.
+    """Delete the completions of the archived groups that may be dropped; return the number of groups.
 
     UserError, and the group stays, when its archive does not hold what the pool does.
     """
-    waiting = may_leave(run.id, limits.last) & groups.c.archive_id.is_not(None) & groups.c.dropped_at.is_(None)
+    waiting = may_be_dropped(run.id, limits.last)
     opened: tuple[int, ArchiveFile] | None = None
     count = 0
     with progress("dropping what is archived", _count(pool, waiting), "groups") as advance:

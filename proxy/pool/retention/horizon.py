@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, exists, select
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import Run
-from proxy.pool.schema import attempts, groups, rollouts
+from proxy.pool.schema import attempts, completions, groups, rollouts
 from proxy.pool.training.steps import versions
 
 
@@ -61,3 +61,14 @@ def may_leave(run_id: int, last: int) -> ColumnElement[bool]:
     )
     consumed = (groups.c.run_id == run_id) & (groups.c.state == "CONSUMED") & (groups.c.step <= last)
     return consumed & ~needed
+
+
+def may_be_dropped(run_id: int, last: int) -> ColumnElement[bool]:
+    """Select the archived groups whose completions may be deleted: all but the group of the pool's newest completion.
+
+    SQLite would give its id to the next one, and archives, the index of the search and `imitated` name them by id.
+    """
+    newest = select(completions.c.attempt_id).order_by(completions.c.id.desc()).limit(1).scalar_subquery()
+    holder = select(rollouts.c.group_id).join(attempts).where(attempts.c.id == newest)
+    archived = groups.c.archive_id.is_not(None) & groups.c.dropped_at.is_(None)
+    return may_leave(run_id, last) & archived & groups.c.id.not_in(holder)
