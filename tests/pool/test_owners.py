@@ -1,5 +1,7 @@
 """One harness at a time works at a run."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from proxy.pool.rollouts.runs import Run, open_run
 from proxy.pool.schema import groups, runs
 from proxy.pool.training.steps import Published, latest, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
+from tests.conftest import need
 from tests.pool.make import finished_group, publish_next
 
 RULE = LeaseRule(groups=1, window=4, max_staleness=9)
@@ -33,6 +36,15 @@ pool = open_pool(sys.argv[1])
 with owners.owned(pool, find_run(pool, "r"), getattr(owners, sys.argv[2])):
     print("held", flush=True)
     time.sleep(600)
+"""
+HIDDEN = """
+import os
+import msgspec
+from proxy.pool.processes.owners import STALE_SECONDS, is_alive, this_process
+me = this_process()
+parent, nobody = (msgspec.structs.replace(me, pid=pid) for pid in (os.getppid(), 1 << 22))
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print(is_alive(parent, me, 0), is_alive(parent, me, STALE_SECONDS + 1), is_alive(nobody, me, 0))
 """
 TRAINS = """
 import sys, time
@@ -194,3 +206,12 @@ def test_an_owner_elsewhere_is_believed_until_it_falls_silent(pool: Pool, run: R
         with owned(pool, run):
             assert not first.renew()
             assert msgspec.json.encode(owner_of(pool)) != msgspec.json.encode(elsewhere)
+
+
+def test_a_process_that_the_system_hides_from_us_is_believed_until_it_falls_silent() -> None:
+    need("unshare, as root (util-linux)", shutil.which("unshare") is not None and os.geteuid() == 0)
+    hide = 'mount -t proc -o hidepid=2 proc /proc && "$@"'
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", HIDDEN], capture_output=True, text=True
+    )
+    assert result.stdout.split() == ["True", "False", "False"], result.stderr

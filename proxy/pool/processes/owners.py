@@ -1,10 +1,10 @@
 """The owners of a run: the one harness and the one trainer that work on it, whatever their directories.
 
 The row of the run names both. On the same machine, an owner counts as alive as long as its process lives, so the next
-start takes over at once after kill -9. Seen from other machines, it counts as alive for STALE_SECONDS after its last
-heartbeat, by the clock of the database. A trainer's token is a fencing token: `demand_trainer` checks it in the
-transactions that lease and publish, so that a trainer that was replaced cannot change the run. Not done: fencing of
-harnesses, which learn at their next heartbeat that they were replaced.
+start takes over at once after kill -9. Seen from other machines, or where /proc hides another user's, it counts as
+alive for STALE_SECONDS after its last heartbeat, by the clock of the database. A trainer's token is a fencing token:
+`demand_trainer` checks it in the transactions that lease and publish, so that a trainer that was replaced cannot change
+the run. Not done: fencing of harnesses, which learn at their next heartbeat that they were replaced.
 """
 
 import asyncio
@@ -199,8 +199,8 @@ def _claim(pool: Pool, run: Run, role: Role) -> PoolProcess:
 
 
 def is_alive(holder: PoolProcess, me: PoolProcess, silent_seconds: float) -> bool:
-    """Return whether a process is alive: exactly on its own machine, by its last heartbeat elsewhere."""
-    if holder.machine == me.machine:
+    """Return whether a process is alive: exactly on its own machine, by its last heartbeat elsewhere or if hidden."""
+    if holder.machine == me.machine and not _is_hidden(holder.pid):
         return _started(holder.pid) == holder.started
     return silent_seconds < STALE_SECONDS
 
@@ -233,11 +233,27 @@ def this_process() -> PoolProcess:
 
 def _started(pid: int) -> str:
     """Return the start of a process in clock ticks since boot; "" when it does not exist or is a zombie."""
+    fields = _stat(pid)
+    return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether another user's process has this pid and /proc hides it (mounted with hidepid)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        os.kill(pid, 0)
+    except PermissionError:
+        return not _stat(pid)
+    except ProcessLookupError:
+        return False
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none when it does not exist or is hidden."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+        return []
 
 
 def database_time(connection: Connection, pool: Pool) -> float:
