@@ -9,6 +9,7 @@ and base images that change under their name, since only the context is hashed.
 import asyncio
 import hashlib
 import logging
+import re
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -67,12 +68,22 @@ KEPT_LINES = 30
 """Lines of a build's log that an error message shows."""
 BUILD_SECONDS = 3600.0
 """Time limit of a build. A task cannot tell how long compilers and package mirrors take."""
+FINAL = re.compile(
+    r"no such image|not found|(manifest|name) unknown|no matching manifest|does not exist|denied|forbidden|"
+    r"unauthorized|no basic auth credentials|invalid reference|name invalid|HTTP (401|403|404) ",
+    re.IGNORECASE,
+)
+"""What a registry or a daemon says that it will say again. Its status does not tell: Docker 20.10 passes all as 500."""
+PULLS = re.compile(r"Step \d+/\d+ : FROM ", re.IGNORECASE)
+"""The step of a build that pulls."""
+NO_SHELL = "/bin/sh: no such file"
+"""What runc says where the image has none."""
 
 log = logging.getLogger(__name__)
 
 
 class Images:
-    """The images of one daemon. Builds each at most once at a time; does not repeat a build that failed."""
+    """The images of one daemon. Makes each at most once at a time, and again only after a failure that may pass."""
 
     def __init__(
         self,
@@ -128,7 +139,9 @@ class Images:
             return await self._inspect(tag)
         except DaemonError:
             raise
-        except SandboxError:
+        except SandboxError as error:
+            if not FINAL.search(str(error)):
+                raise
             return None
 
     async def _pull_if_missing(self, name: str) -> None:
@@ -149,6 +162,11 @@ class Images:
             except DaemonError:
                 raise
             except SandboxError as error:
+                if not FINAL.search(str(error)):
+                    raise SandboxError(
+                        f"the image {name!r} is not on the daemon and was not pulled ({error}); the next start tries "
+                        "it again"
+                    ) from error
                 raise ImageError(
                     f"the image {name!r} is not on the daemon and cannot be had ({error}); build or load it, or "
                     "correct it"
@@ -195,6 +213,10 @@ class Images:
                 f"the image of {context} was not built in {BUILD_SECONDS:g} s; build it by hand"
             ) from error
         except (SandboxError, OSError) as error:
+            if lines and PULLS.match(lines[-1]) and not FINAL.search(str(error)):
+                raise SandboxError(
+                    f"what the image of {context} is built on was not pulled ({error}); the next start tries it again"
+                ) from error
             end = "\n".join(lines[-KEPT_LINES:])
             raise ImageError(f"the image of {context} cannot be built ({error}); its log ends:\n{end}") from error
 
@@ -255,10 +277,10 @@ class Images:
                     )
                 finally:
                     await container.delete(force=True, v=True)
-        except DaemonError:
-            raise
         except SandboxError as error:
-            raise error if isinstance(error, ImageError) else ImageError(str(error)) from error
+            if NO_SHELL not in str(error):
+                raise
+            raise ImageError(str(error)) from error
 
 
 def _tell(step: Callable[[str], None], text: str, lines: list[str]) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiodocker import DockerError
 from aiodocker.containers import DockerContainer
 from aiohttp import web
 
-from sandboxes.base import Image, ImageError
+from sandboxes.base import Image, ImageError, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.image.build_context import digest, files
 from sandboxes.host_files.walk import TreeError
@@ -147,7 +148,7 @@ async def test_a_build_that_fails_shows_the_end_of_its_log_and_is_not_tried_agai
     ("image", "sentence"),
     [
         (None, "needs an image; name one in the task"),
-        (Image(name="localhost:1/no/such:image"), "'localhost:1/no/such:image' is not on the daemon and cannot be had"),
+        (Image(name="localhost:1/No/such:image"), "'localhost:1/No/such:image' is not on the daemon and cannot be had"),
         (Image(context=Path("/no/such/directory")), "cannot be read .No such file or directory.; name one"),
     ],
 )
@@ -242,28 +243,80 @@ async def test_a_context_with_a_link_to_this_machine_is_not_built(daemon: Docker
     assert [name for name, _ in files(tmp_path, "Dockerfile")] == [".dockerignore", "Dockerfile"]
 
 
-async def test_an_image_is_pulled_with_the_credentials_of_its_registry(
-    daemon: DockerSandboxes, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
+class Registry:
+    """A registry that answers as it is told, with an error of this status, code and message."""
 
-    async def registry(request: web.Request) -> web.Response:
-        seen.append(request.headers.get("Authorization", ""))
-        return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="toy"'})
+    def __init__(self) -> None:
+        self.status, self.code, self.message = 401, "UNAUTHORIZED", "authentication required"
+        self.seen: list[str] = []
+        """The credentials that each request came with."""
+        self.address = ""
 
+    async def answer(self, request: web.Request) -> web.Response:
+        self.seen.append(request.headers.get("Authorization", ""))
+        body = {"errors": [{"code": self.code, "message": self.message}]}
+        headers = {"WWW-Authenticate": 'Basic realm="toy"'} if self.status == 401 else {}
+        return web.json_response(body, status=self.status, headers=headers)
+
+    def say(self, status: int, code: str, message: str) -> None:
+        self.status, self.code, self.message = status, code, message
+
+
+@pytest.fixture
+async def registry() -> AsyncIterator[Registry]:
+    toy = Registry()
     application = web.Application()
-    application.router.add_route("*", "/{path:.*}", registry)
+    application.router.add_route("*", "/{path:.*}", toy.answer)
     runner = web.AppRunner(application)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    address = f"127.0.0.1:{runner.addresses[0][1]}"
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    toy.address = f"127.0.0.1:{runner.addresses[0][1]}"
+    yield toy
+    await runner.cleanup()
+
+
+async def test_an_image_is_pulled_with_the_credentials_of_its_registry(
+    daemon: DockerSandboxes, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     basic = base64.b64encode(b"me:secret").decode()
-    (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": basic}}}))
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {registry.address: {"auth": basic}}}))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    try:
-        with pytest.raises(ImageError, match="is not on the daemon and cannot be had"):
-            await daemon.start(replace(SMALL, image=Image(name=f"{address}/team/image:1")))
-    finally:
-        await runner.cleanup()
-    assert f"Basic {basic}" in seen
+    with pytest.raises(ImageError, match="is not on the daemon and cannot be had"):
+        await daemon.start(replace(SMALL, image=Image(name=f"{registry.address}/team/image:1")))
+    assert f"Basic {basic}" in registry.seen
+
+
+async def test_a_registry_that_is_busy_is_asked_again_and_its_last_word_is_heard_once(
+    daemon: DockerSandboxes, registry: Registry, context: Path
+) -> None:
+    name = f"{registry.address}/team/image:1"
+    (context / "Dockerfile").write_text(f"FROM {name}\nCOPY file /\n")
+    for spec in (replace(SMALL, image=Image(name=name)), replace(SMALL, image=Image(context=context))):
+        for answer in ((429, "TOOMANYREQUESTS", "pull rate limit"), (502, "UNAVAILABLE", "bad gateway")):
+            registry.say(*answer)
+            with pytest.raises(SandboxError, match="the next start tries it again") as raised:
+                await daemon.start(spec)
+            assert type(raised.value) is SandboxError
+        registry.say(404, "MANIFEST_UNKNOWN", "manifest unknown")
+        for _ in range(2):
+            with pytest.raises(ImageError, match="manifest unknown"):
+                await daemon.start(spec)
+            asked = len(registry.seen)
+            registry.say(404, "NAME_UNKNOWN", "asked once more")
+        assert len(registry.seen) == asked
+
+
+async def test_a_daemon_that_fails_while_it_prepares_an_image_is_asked_again(
+    daemon: DockerSandboxes, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(SMALL, image=Image(context=context))
+
+    async def busy(self: DockerContainer) -> None:
+        raise DockerError(500, "context deadline exceeded")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(DockerContainer, "start", busy)
+        with pytest.raises(SandboxError, match="preparing .*: context deadline exceeded") as raised:
+            await daemon.start(spec)
+        assert type(raised.value) is SandboxError
+    await (await daemon.start(spec)).stop()
