@@ -100,6 +100,14 @@ class DockerSandboxes:
     async def start(self, spec: Spec) -> DockerSandbox:
         self.daemon.presence.watch()
         await self._remove_stranded()
+        try:
+            return await self._begin(spec)
+        except SandboxError as error:
+            if not self.images.forget(error):
+                raise
+            return await self._begin(spec)
+
+    async def _begin(self, spec: Spec) -> DockerSandbox:
         base = await self.images.base(spec)
         starting = asyncio.create_task(self._start(spec, base))
         try:

@@ -76,6 +76,7 @@ FINAL = re.compile(
 """What a registry or a daemon says that it will say again. Its status does not tell: Docker 20.10 passes all as 500."""
 PULLS = re.compile(r"Step \d+/\d+ : FROM ", re.IGNORECASE)
 """The step of a build that pulls."""
+NO_IMAGE = "no such image"
 NO_SHELL = "/bin/sh: no such file"
 """What runc says where the image has none."""
 
@@ -98,6 +99,24 @@ class Images:
 
     async def base(self, spec: Spec) -> BaseImage:
         """Return the image that a container of this spec starts from. ImageError when it cannot be pulled or built."""
+        try:
+            return await self._base(spec)
+        except SandboxError as error:
+            if not self.forget(error):
+                raise
+            return await self._base(spec)
+
+    def forget(self, error: SandboxError) -> bool:
+        """Return whether an image had gone, as after a prune. If so, what was made is looked for again, and made again.
+
+        What failed for good stays known.
+        """
+        if isinstance(error, ImageError) or NO_IMAGE not in str(error).lower():
+            return False
+        self._making = {key: making for key, making in self._making.items() if not _made(making)}
+        return True
+
+    async def _base(self, spec: Spec) -> BaseImage:
         image = spec.image or Image(name=self._default)
         if image.context is not None:
             tag = await self._built(image, spec)
@@ -293,6 +312,11 @@ def _tell(step: Callable[[str], None], text: str, lines: list[str]) -> None:
     del lines[:-KEPT_LINES]
 
 
+def _made(making: "asyncio.Task[Any]") -> bool:
+    """Return whether it has succeeded."""
+    return making.done() and not making.cancelled() and making.exception() is None
+
+
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether another try may succeed after this error."""
+    """Return whether another try may succeed after this error."""
     return error is not None and not isinstance(error, ImageError)

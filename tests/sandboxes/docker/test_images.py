@@ -20,6 +20,7 @@ from aiohttp import web
 from sandboxes.base import Image, ImageError, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.image.build_context import digest, files
+from sandboxes.docker.warm_pool import WarmPool
 from sandboxes.host_files.walk import TreeError
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
@@ -36,7 +37,13 @@ async def daemon(docker_daemon: str, told: list[str], tmp_path: Path) -> AsyncIt
     opened = await DockerSandboxes.open(Options(address=docker_daemon, progress=told.append))
     yield opened
     await opened.close()
-    ours = ["--filter", f"label=blackforge.image={tmp_path}", "--format", "{{.Repository}}:{{.Tag}}"]
+    remove_images(tmp_path, "")
+
+
+def remove_images(context: Path, repository: str) -> None:
+    """Remove what was made of a directory: of one repository, or all of it."""
+    ours = [repository, "--filter", f"label=blackforge.image={context}", "--format", "{{.Repository}}:{{.Tag}}"]
+    ours = ours if repository else ours[1:]
     listed = subprocess.run(["docker", "image", "ls", *ours], check=True, capture_output=True, text=True).stdout.split()
     if tags := [tag for tag in listed if "<none>" not in tag]:  # an image may have lost its tag
         subprocess.run(["docker", "image", "rm", "--force", *tags], check=True, capture_output=True)
@@ -73,6 +80,28 @@ async def test_a_context_is_built_once_however_many_ask(
     assert sum("Step 1/" in line for line in told) == 2
     assert await says(sandbox, "cat file; echo; echo $WHERE") == f"other {unique}\nimage"
     await sandbox.stop()
+
+
+@pytest.mark.parametrize("repository", ["blackforge/strict", ""])
+async def test_an_image_that_was_removed_while_nothing_ran_in_it_is_made_again(
+    daemon: DockerSandboxes, context: Path, unique: str, repository: str
+) -> None:
+    specs = [replace(profile, image=Image(context=context)) for profile in (SMALL, HARBOR)]
+    for spec in specs:
+        await (await daemon.start(spec)).stop()
+    for spec in specs:
+        remove_images(context, repository)
+        sandboxes = await asyncio.gather(*(daemon.start(spec) for _ in range(3)))
+        assert [await says(sandbox, "cat file") for sandbox in sandboxes] == [unique] * 3
+        await asyncio.gather(*(sandbox.stop() for sandbox in sandboxes))
+
+
+async def test_a_spare_whose_image_was_removed_is_no_trouble(daemon: DockerSandboxes, context: Path) -> None:
+    warm = WarmPool(daemon, 0)
+    spec = replace(SMALL, image=Image(context=context))
+    await (await warm.start(spec)).stop()
+    remove_images(context, "")
+    await (await warm.start(spec)).stop()
 
 
 async def test_an_image_that_says_without_end_why_it_cannot_be_prepared_is_heard_in_part(
