@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hang us
 _CHUNK = 1 << 20
 MAX_DEPTH = 256
 """Directories below one another that `get` and `pack` go down: each takes an open file and a frame of the stack."""
+MAX_ENTRIES = 200_000
+"""Files, directories and links that `pack` takes: without a bound, empty ones would fill our memory and disk."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,38 @@ def get(place: SandboxPath, target: Path, limit: int) -> None:
             path.symlink_to(content)
 
 
+class _Archive:
+    """A tar archive that takes so many bytes and entries, and no more."""
+
+    def __init__(self, tar: tarfile.TarFile, limit: int):
+        self._tar, self._left = tar, limit
+        self._entries = MAX_ENTRIES - 1  # the place itself is one
+
+    def add(self, member: tarfile.TarInfo, source: IO[bytes] | None = None) -> None:
+        """Add an entry, which takes its header and its names besides its content. OSError when that is too much."""
+        self._left -= member.size + tarfile.BLOCKSIZE + len(os.fsencode(member.name + member.linkname))
+        if self._left < 0:
+            raise OSError(errno.EFBIG, "it holds more than may be copied out")
+        self._tar.addfile(member, source)
+        self._tar.members.clear()  # type: ignore[attr-defined]  # the library keeps every header that it has written
+
+    def names(self, here: int) -> list[str]:
+        """Return the names in a directory. OSError, before all are read, when they are too many."""
+        with os.scandir(here) as found:
+            names = [entry.name for entry in islice(found, self._entries + 1)]
+        self._entries -= len(names)
+        if self._entries < 0:
+            raise OSError(errno.EFBIG, f"it holds more than {MAX_ENTRIES} files")
+        return names
+
+
 def pack(place: SandboxPath, archive: IO[bytes], limit: int) -> bool:
     """Write a file or directory as a tar archive, whose names begin with `data`. False when nothing is there.
 
-    OSError when there are more than `limit` bytes. Reads through no link. No process may change the files meanwhile.
-    Special files, and directories deeper than MAX_DEPTH, become FIFOs, which nobody unpacks: so a reader sees that they
-    were there, and an agent cannot prevent a verdict by a deep tree.
+    OSError when there are more than `limit` bytes, headers and names included, or more than MAX_ENTRIES. Reads through
+    no link. No process may change the files meanwhile. Special files, and directories deeper than MAX_DEPTH, become
+    FIFOs, which nobody unpacks: so a reader sees that they were there, and an agent cannot prevent a verdict by a deep
+    tree.
     """
     try:
         here = _open(place.base, place.parts[:-1])
@@ -133,7 +162,7 @@ def pack(place: SandboxPath, archive: IO[bytes], limit: int) -> bool:
         try:
             last = place.parts[-1] if place.parts else "."
             if not _is_directory(last, here):
-                _pack_one(tar, last, here, "data", limit)
+                _pack_one(_Archive(tar, limit), last, here, "data")
                 return True
             top = _enter(last, here)
         except FileNotFoundError:
@@ -141,46 +170,44 @@ def pack(place: SandboxPath, archive: IO[bytes], limit: int) -> bool:
         finally:
             os.close(here)
         try:
-            _pack_directory(tar, top, limit)
+            _pack_directory(_Archive(tar, limit), top, "data")
         finally:
             os.close(top)
     return True
 
 
-def _pack_directory(tar: tarfile.TarFile, top: int, limit: int) -> None:
-    left = limit
-    for directory, names, others, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-        prefix = f"data{directory[1:]}"
-        tar.addfile(_member(prefix, os.fstat(here)))
-        deepest = prefix.count("/") >= MAX_DEPTH
-        entered = set() if deepest else {name for name in names if _is_directory(name, here)}
-        for name in (*(name for name in names if name not in entered), *others):
-            left -= _pack_one(tar, name, here, f"{prefix}/{name}", left)
-        if deepest:
-            names.clear()
-        for name in entered:
-            _unlock(name, here, 0o700)
+def _pack_directory(archive: _Archive, here: int, at: str) -> None:
+    archive.add(_member(at, os.fstat(here)))
+    deepest = at.count("/") >= MAX_DEPTH
+    for name in archive.names(here):
+        if deepest or not _is_directory(name, here):
+            _pack_one(archive, name, here, f"{at}/{name}")
+            continue
+        _unlock(name, here, 0o700)
+        try:
+            below = _enter(name, here)
+        except PermissionError:  # another user's: only root reads it
+            continue
+        try:
+            _pack_directory(archive, below, f"{at}/{name}")
+        finally:
+            os.close(below)
 
 
-def _pack_one(tar: tarfile.TarFile, name: str, here: int, at: str, limit: int) -> int:
-    """Pack what is not entered and return its bytes. What is neither a file nor a link becomes a FIFO."""
+def _pack_one(archive: _Archive, name: str, here: int, at: str) -> None:
+    """Pack what is not entered. What is neither a file nor a link becomes a FIFO."""
     state = os.stat(name, dir_fd=here, follow_symlinks=False)
     member = _member(at, state)
     if stat.S_ISLNK(state.st_mode):
         member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=here)
-        tar.addfile(member)
-        return 0
+        return archive.add(member)
     if not stat.S_ISREG(state.st_mode):
         member.type = tarfile.FIFOTYPE
-        tar.addfile(member)
-        return 0
-    if state.st_size > limit:
-        raise OSError(errno.EFBIG, "it holds more than may be copied out")
+        return archive.add(member)
     _unlock(name, here, 0o400)
     with os.fdopen(os.open(name, _FILE, dir_fd=here), "rb") as source:
         member.size = state.st_size
-        tar.addfile(member, source)
-    return state.st_size
+        archive.add(member, source)
 
 
 def _unlock(name: str, here: int, needed: int) -> None:

@@ -8,6 +8,8 @@ import sys
 import tarfile
 import threading
 import time
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,40 @@ def test_what_lies_too_deep_to_be_packed_is_in_the_archive_as_left_out(inside: P
     last = "/".join(["data", *["d"] * (files.MAX_DEPTH + 1)])
     assert kinds[last] == tarfile.FIFOTYPE and max(map(len, kinds)) == len(last)
     assert kinds[last.removesuffix("/d")] == tarfile.DIRTYPE
+
+
+def test_what_is_packed_is_counted_although_it_is_empty(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(30):
+        (inside / "real" / str(number)).symlink_to("x" * 1000)
+        (inside / "real" / f"{number}.d" / "d").mkdir(parents=True)
+    place = SandboxPath(inside, ("real",))
+    files.pack(place, io.BytesIO(), 100 << 10)
+    with pytest.raises(OSError, match="it holds more than may be copied out"):
+        files.pack(place, io.BytesIO(), 50 << 10)
+    monkeypatch.setattr(files, "MAX_ENTRIES", 92)  # with "real" itself and what the fixture puts there
+    files.pack(place, io.BytesIO(), 100 << 10)
+    for path in (inside / "real" / "one more", inside / "real" / "29.d" / "d" / "one more"):
+        path.touch()
+        with pytest.raises(OSError, match="it holds more than 92 files"):
+            files.pack(place, io.BytesIO(), 100 << 10)
+        path.unlink()
+
+
+def test_as_many_files_as_an_agent_likes_do_not_fill_the_memory(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5000):
+        (inside / "real" / f"{number:05}").touch()
+
+    def most() -> int:
+        tracemalloc.start()
+        try:
+            with (tmp_path / "archive").open("wb") as archive, suppress(OSError):
+                files.pack(SandboxPath(inside, ("real",)), archive, 16 << 20)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert most() < 1 << 20  # the names, and not their headers
+    monkeypatch.setattr(files, "MAX_ENTRIES", 100)
+    assert most() < 200 << 10  # and no more names than are packed
