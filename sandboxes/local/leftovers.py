@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.local import memory_group
-from sandboxes.local.process import default_root, is_our_directory
+from sandboxes.local.process import SANDBOX_ID, default_root, is_our_directory
 from sandboxes.local.processes import Process, kill, namespace, processes_of, start_of, table
 from sandboxes.local.removal import leftovers, remove
 
@@ -38,10 +38,11 @@ def list_sandboxes(root: Path | None = None) -> list[ListedSandbox]:
 
 def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator[ListedSandbox]:
     for sandbox in ids:
-        owner, started, *rest = [*sandbox.split("-"), "", ""][:3]
-        if owner.isdecimal() and started.isdecimal() and rest:  # other names are not ours
-            alive = start_of(int(owner)) == int(started)
-            yield ListedSandbox(sandbox, int(owner), not alive, len(processes_of(processes, sandbox)), root / sandbox)
+        ours = SANDBOX_ID.fullmatch(sandbox)  # anybody's process may name another, which may lead anywhere
+        if ours:
+            owner, started = map(int, ours.groups())
+            alive = start_of(owner) == started
+            yield ListedSandbox(sandbox, owner, not alive, len(processes_of(processes, sandbox)), root / sandbox)
 
 
 def remove_orphans(root: Path | None = None, tell: Callable[[str], object] = lambda _: None) -> list[ListedSandbox]:

@@ -11,6 +11,7 @@ Shared pages count once per process. Needs Linux (/proc, pidfd).
 
 import asyncio
 import os
+import re
 import secrets
 import stat
 import subprocess
@@ -30,6 +31,8 @@ from sandboxes.output import OutputPipe
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 10.0
+SANDBOX_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})-[0-9a-f]{8}")
+"""What `make_sandbox_directory` calls one: its owner's pid and start time, and a random part."""
 ALONE = Spec()
 
 

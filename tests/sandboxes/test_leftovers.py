@@ -1,6 +1,7 @@
 """A killed owner leaves its sandbox; `sandboxes ls` shows it and `sandboxes gc` ends it, and nobody else's."""
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from sandboxes.cli import main
 from sandboxes.local import memory_group
 from sandboxes.local.leftovers import list_sandboxes, remove_orphans
 from sandboxes.local.process import ProcessSandboxes, default_root, remove
-from sandboxes.local.processes import table
+from sandboxes.local.processes import MARK, table
 from sandboxes.local.removal import ASIDE
 from tests.conftest import need
 
@@ -89,7 +90,7 @@ child.wait()
 
 def test_what_another_process_namespace_owns_is_left_alone(tmp_path: Path) -> None:
     need("unshare, as root (util-linux)", shutil.which("unshare") is not None and os.geteuid() == 0)
-    name = f"999999-1-{tmp_path.name}"  # its owner lives there, and there is no such process here
+    name = f"999999-1-{secrets.token_hex(4)}"  # its owner lives there, and there is no such process here
     apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     with subprocess.Popen([*apart, sys.executable, "-c", INSIDE, name], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -105,20 +106,37 @@ def test_what_another_process_namespace_owns_is_left_alone(tmp_path: Path) -> No
 
 async def test_a_root_that_is_somebody_elses_is_neither_used_nor_emptied(tmp_path: Path) -> None:
     need("root, to give a directory away", os.geteuid() == 0)
-    (tmp_path / "theirs" / "999999-1-x").mkdir(parents=True)
+    (tmp_path / "theirs" / "999999-1-0000000a").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path)
     os.chown(tmp_path / "theirs", 65534, 65534)
     for root in (tmp_path / "theirs", tmp_path / "link"):
         with pytest.raises(SandboxError, match="not a directory of this user; remove it, or set TMPDIR"):
             await ProcessSandboxes(root).start()
         assert remove_orphans(root) == []
-    assert (tmp_path / "theirs" / "999999-1-x").exists()
+    assert (tmp_path / "theirs" / "999999-1-0000000a").exists()
 
 
-def test_a_name_that_only_looks_like_a_sandboxs_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "²-1-x").mkdir()
-    assert list_sandboxes(tmp_path) == remove_orphans(tmp_path) == []
-    assert (tmp_path / "²-1-x").exists()
+@pytest.mark.parametrize(
+    "name", ["²-1-0000000a", "999999-1-x", "999999-1-0000000a-1", "999999-1-0000000g", "999999-1-0000000a\n", "9" * 200]
+)
+def test_a_name_that_only_looks_like_a_sandboxs_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert name not in {one.id for one in (*list_sandboxes(tmp_path), *remove_orphans(tmp_path))}
+    assert (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("mark", ["999999-1-0000000a/../../victim", f"{'9' * 5000}-1-0000000a"])
+def test_a_process_that_names_another_place_as_its_sandbox_leads_nobody_there(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "root" / "999999-1-0000000a").mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"], env={MARK: mark}) as process:
+        try:
+            assert mark in {one.sandbox for one in table()}
+            assert mark not in {one.id for one in list_sandboxes(tmp_path / "root")}
+            remove_orphans(tmp_path / "root")
+            assert (tmp_path / "victim").exists() and process.poll() is None
+        finally:
+            process.kill()
 
 
 def deep(directory: Path, levels: int) -> None:
@@ -136,9 +154,9 @@ def test_a_tree_deeper_than_python_recurses_and_than_a_path_may_be_long_is_remov
 
 def test_what_cannot_be_removed_is_moved_aside_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     need("root, to mount", os.geteuid() == 0)
-    for name in ("999999-1-a", "999999-1-b"):
+    for name in ("999999-1-0000000a", "999999-1-0000000b"):
         (tmp_path / name / "work" / "place").mkdir(parents=True)
-    stuck = tmp_path / "999999-1-a" / "work" / "place"
+    stuck = tmp_path / "999999-1-0000000a" / "work" / "place"
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", stuck], check=True)
     try:
         assert main(["gc", "--root", str(tmp_path), "--docker", "unix:///nowhere.sock"]) == 1
