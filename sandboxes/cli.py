@@ -67,7 +67,7 @@ class _ShowVersion(argparse.Action):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Return 1 when a daemon did not answer or a directory stays."""
+    """Run the command line. Return 1 when a daemon did not answer or something stays."""
     given = parser().parse_args(argv)
     where = SearchScope(daemons=given.docker, root=given.root)
     if given.verb == "ls":

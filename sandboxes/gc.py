@@ -30,7 +30,7 @@ class Inventory:
     shims: list[IdleShim] = field(default_factory=list)
     """Processes of this machine that a killed daemon left."""
     troubles: list[str] = field(default_factory=list)
-    """One sentence for each daemon that did not answer, and for each directory that cannot be removed."""
+    """One sentence for each daemon that did not answer, and for each thing that cannot be removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,14 @@ def remove_leftovers(
     bundles: bool = False,
 ) -> Inventory:
     """Remove what dead owners left; return what was removed, and what went wrong."""
+    stuck: list[str] = []
 
     async def removed(daemon: DockerDaemon) -> list[DockerResource]:
-        return await remove_resources(daemon, select_orphans(await list_resources(daemon), dead_hosts, bundles))
+        orphaned = select_orphans(await list_resources(daemon), dead_hosts, bundles)
+        return await remove_resources(daemon, orphaned, stuck.append)
 
     seen = asyncio.run(_everywhere(where, removed))
+    seen.troubles += stuck
     seen.sandboxes = remove_orphans(where.root, seen.troubles.append)
     seen.shims = list(idle_shims())
     return seen

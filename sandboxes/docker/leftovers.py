@@ -5,7 +5,7 @@ cannot be checked from here, so its resources stay. Left out: images, which are 
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ import aiodocker
 from aiodocker.networks import DockerNetwork
 from aiodocker.volumes import DockerVolume
 
-from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.base import SandboxError
+from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.labels import KIND, RUN, SHARED, ResourceOwner, read_owner
 
 OUR_LABEL = json.dumps({"label": [KIND]})
@@ -64,9 +65,23 @@ def select_orphans(
     return [one for one in resources if (bundles if one.shared else one in dead)]
 
 
-async def remove_resources(daemon: DockerDaemon, orphaned: Sequence[DockerResource]) -> list[DockerResource]:
-    """Remove resources and return those that this call removed. A volume or network that is in use again stays."""
-    return [thing for thing in orphaned if await _removed(daemon, thing)]
+async def remove_resources(
+    daemon: DockerDaemon, orphaned: Sequence[DockerResource], tell: Callable[[str], object]
+) -> list[DockerResource]:
+    """Remove resources and return those that this call removed. A volume or network that is in use again stays.
+
+    `tell`: called with a sentence for each that cannot be removed. DaemonError when the daemon itself fails.
+    """
+    removed = []
+    for thing in orphaned:
+        try:
+            if await _removed(daemon, thing):
+                removed.append(thing)
+        except DaemonError:
+            raise
+        except SandboxError as error:
+            tell(f"{error}; remove it by hand")
+    return removed
 
 
 async def _removed(daemon: DockerDaemon, thing: DockerResource) -> bool:

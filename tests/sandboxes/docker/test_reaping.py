@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
+from aiodocker import DockerError
+from aiodocker.containers import DockerContainer
 
 from harness.cli import main as harness
 from sandboxes.cli import main
@@ -97,6 +99,32 @@ def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
     assert there(kind, mine, orphan, reused, far) == [mine, far]
     assert main(["gc", "--root", str(tmp_path), "--host", "elsewhere"]) == 0
     assert there(kind, mine, far) == [mine]
+
+
+def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_being_removed(
+    make: Make,
+    there: There,
+    dead: ResourceOwner,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a daemon that finds a container's disk busy."""
+    orphans = [make("container", dead), make("container", dead), make("container", dead)]
+    network = make("network", dead)
+    delete = DockerContainer.delete
+
+    async def busy(self: DockerContainer, **options: Any) -> None:
+        if self._id == orphans[1]:
+            raise DockerError(500, "device or resource busy")
+        await delete(self, **options)
+
+    monkeypatch.setattr(DockerContainer, "delete", busy)
+    assert main(["gc", "--root", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert f"error: removing the container {orphans[1]}: device or resource busy; remove it by hand" in said.err
+    assert "2 containers on" in said.out and "1 networks on" in said.out
+    assert there("container", *orphans) == [orphans[1]] and there("network", network) == []
 
 
 def test_bundles_stay_until_they_are_asked_for(
