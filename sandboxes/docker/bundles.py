@@ -24,6 +24,7 @@ from typing import Any, Literal
 import aiodocker
 import aiohttp
 from aiodocker.containers import DockerContainer
+from aiodocker.volumes import DockerVolume
 
 from sandboxes.base import SandboxError, Spec
 from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, RUNTIME_NAME, BundleManifest, read_manifest
@@ -52,7 +53,7 @@ class Bundles:
     """Directory of the bundles on this machine, each below it under its name."""
     way: Way = "volume"
     _ready: dict[str, "asyncio.Task[str]"] = field(default_factory=dict)
-    """Name of a bundle -> task that fills its volume and returns the volume's name. Kept when it is done."""
+    """Name of a bundle -> task that fills its volume and returns the volume's name. Kept while the volume is there."""
 
     async def supply(self, sandbox: str, spec: Spec) -> Supply:
         targets = {RUNTIME_NAME: RUNTIME} | ({spec.agent: f"{AGENTS}/{spec.agent}"} if spec.agent else {})
@@ -72,11 +73,22 @@ class Bundles:
         if self.way == "bind":
             self._manifest(name)
             return mount | {"Source": str(self.directory / name)}
+        await self._forget_removed(name)
         task = self._ready.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
             task = self._ready[name] = asyncio.create_task(self._volume(name))
         # shielded: other sandboxes may wait for the same upload
         return mount | {"Source": await asyncio.shield(task), "VolumeOptions": {"NoCopy": True}}
+
+    async def _forget_removed(self, name: str) -> None:
+        """Forget a filled volume that has been removed: a container would get an empty one of the same name."""
+        task = self._ready.get(name)
+        if task is None or not task.done() or task.cancelled() or task.exception():
+            return
+        with self.daemon.translating_errors(f"the volume {task.result()} of the bundle {name}"):
+            kept = await _labelled(self.daemon.docker, task.result())
+        if not kept and self._ready.get(name) is task:  # else it is being filled again
+            del self._ready[name]
 
     def _manifest(self, name: str) -> BundleManifest:
         manifest = read_manifest(self.directory / name)
@@ -105,6 +117,9 @@ async def _locked(docker: aiodocker.Docker, volume: str, manifest: BundleManifes
     """Create the one container that may fill the volume. Wait for another process's; remove a dead process's."""
     described = {NAME: manifest.name, VERSION: manifest.version, DIGEST: manifest.digest}
     labels = labels_of(SHARED[0], this_process()) | described
+    if await _labelled(docker, volume) is False:
+        with suppress(aiodocker.DockerError):  # it is in use, or gone by now: then it is filled as it is
+            await DockerVolume(docker, volume).delete()
     await docker.volumes.create({"Name": volume, "Labels": labels})
     mount = {"Type": "volume", "Source": volume, "Target": INSIDE, "VolumeOptions": {"NoCopy": True}}
     config = {
@@ -122,6 +137,17 @@ async def _locked(docker: aiodocker.Docker, volume: str, manifest: BundleManifes
         yield container
     finally:
         await asyncio.shield(container.delete(force=True))
+
+
+async def _labelled(docker: aiodocker.Docker, volume: str) -> bool | None:
+    """Return whether a volume has our labels, by which it is listed and removed; None when there is none."""
+    try:
+        labels = (await DockerVolume(docker, volume).show())["Labels"]
+    except aiodocker.DockerError as error:
+        if error.status != 404:
+            raise
+        return None
+    return KIND in (labels or {})
 
 
 async def _created(docker: aiodocker.Docker, config: Mapping[str, Any], name: str) -> DockerContainer | None:

@@ -14,6 +14,7 @@ from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, read_manifest, seal_bun
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.bundles import Bundles, volume_of
 from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.labels import KIND
 from tests.sandboxes.docker.conftest import says
 
 ASKED = Spec(image=Image(name="deb:py"), memory_mb=256, disk_mb=64, pids=64, network="none", agent="toy")
@@ -107,6 +108,39 @@ async def test_many_who_want_a_bundle_at_once_upload_it_once(daemon: DockerDaemo
         assert await says(sandbox, f"stat -c %s {AGENTS}/toy/data") == str(3 << 20)
     finally:
         await sandbox.stop()
+
+
+async def test_a_volume_that_is_removed_while_a_run_goes_on_is_filled_again(
+    daemon: DockerDaemon, directory: Path
+) -> None:
+    sandboxes = DockerSandboxes(daemon, Options(suppliers=(Bundles(daemon, directory),)))
+    await (await sandboxes.start(ASKED)).stop()
+    for make_again in (False, True):
+        for volume in volumes(directory):
+            subprocess.run(["docker", "volume", "rm", volume], check=True, capture_output=True)
+            if make_again:  # empty and without labels, as a daemon makes one for a container that names it
+                subprocess.run(["docker", "volume", "create", "--name", volume], check=True, capture_output=True)
+        started = await asyncio.gather(*(sandboxes.start(ASKED) for _ in range(3)))
+        try:
+            assert [await says(sandbox, f"{AGENTS}/toy/start") for sandbox in started] == ["toy"] * 3
+        finally:
+            await asyncio.gather(*(sandbox.stop() for sandbox in started))
+        assert set(volumes(directory)) <= set(listed("volume", "ls", "--filter", f"label={KIND}=bundle"))
+
+
+async def test_a_volume_without_our_label_that_is_in_use_is_filled_as_it_is(
+    daemon: DockerDaemon, directory: Path
+) -> None:
+    mount = f"--mount=type=volume,source={volumes(directory)[1]},target=/x"
+    user = subprocess.run(["docker", "create", mount, "bb:1"], check=True, capture_output=True, text=True).stdout
+    try:
+        sandboxes = DockerSandboxes(daemon, Options(suppliers=(Bundles(daemon, directory),)))
+        for _ in range(2):
+            sandbox = await sandboxes.start(ASKED)
+            assert await says(sandbox, f"{AGENTS}/toy/start") == "toy"
+            await sandbox.stop()
+    finally:
+        subprocess.run(["docker", "rm", user.strip()], check=True, capture_output=True)
 
 
 async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_removed(
