@@ -167,9 +167,10 @@ class _NothingThere(SandboxError):
 
 @asynccontextmanager
 async def _archive(daemon: DockerDaemon, container: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Ask the daemon for what lies at a path. _NothingThere when nothing does."""
+    """Ask the daemon for what lies at a path. _NothingThere when nothing does. The caller limits the time."""
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=20)
     try:
-        query = daemon.docker._query(f"containers/{container}/archive", params={"path": path})
+        query = daemon.docker._query(f"containers/{container}/archive", params={"path": path}, timeout=patience)
         async with query as response:  # aiodocker's own verb holds the whole archive in memory
             try:
                 yield response

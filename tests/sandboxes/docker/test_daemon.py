@@ -1,6 +1,7 @@
 """A daemon that is no use is told in a sentence, when it is opened and when it goes away."""
 
 import asyncio
+import io
 import os
 import secrets
 import socket
@@ -11,6 +12,8 @@ import pytest
 from aiohttp import web
 
 from sandboxes.base import SandboxError
+from sandboxes.docker import daemon as daemons
+from sandboxes.docker.container import freezing
 from sandboxes.docker.daemon import HOOK_FAILED, START_TRIES, DaemonError, DockerDaemon, start_container
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -148,3 +151,27 @@ async def test_a_container_whose_network_hook_fails_is_started_again(
     finally:
         await daemon.close()
     assert len(starts) == tries and starts[0].endswith("/containers/one/start")
+
+
+async def test_packing_may_take_longer_than_a_call(
+    serve: Callable[..., Awaitable[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slowly(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"ab", b"cd"):
+            await response.write(piece)
+            await asyncio.sleep(2)
+        return response
+
+    monkeypatch.setattr(daemons, "CALL_SECONDS", 3.0)
+    daemon = await DockerDaemon.open(await serve(rest=slowly))
+    archive = io.BytesIO()
+    try:
+        assert await freezing.pack(daemon, "one", "/work", "/work", archive, 1 << 20)
+        assert archive.getvalue() == b"abcd"
+        monkeypatch.setattr(freezing, "PACK_SECONDS", 1.0)
+        with pytest.raises(SandboxError, match="/work of one was not packed after 1 s"):
+            await freezing.pack(daemon, "one", "/work", "/work", archive, 1 << 20)
+    finally:
+        await daemon.close()
