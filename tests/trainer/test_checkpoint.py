@@ -134,6 +134,24 @@ def test_a_write_that_broke_off_leaves_the_old_directory(tmp_path: Path) -> None
     assert (target / "file").read_text() == "old"
 
 
+@pytest.mark.parametrize(
+    ("name", "remains"), [("model", [".model.old"]), ("step-000012", [".step-000012.old", ".step-000003.old"])]
+)
+def test_a_write_deletes_the_remains_of_its_own_deletions_and_nothing_of_the_user(
+    name: str, remains: list[str], tmp_path: Path
+) -> None:
+    users = [".venv.old", ".git.old", ".models.old", ".step-best.old", ".other-1.old"]
+    for there in (name, *remains, *users):
+        (tmp_path / there).mkdir()
+        (tmp_path / there / "file").touch()
+    (tmp_path / ".env.old").touch()
+    (tmp_path / ".step-000001.old").symlink_to(".venv.old")
+    with atomic_dir.replace_directory(tmp_path / name) as directory:
+        (directory / "new").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, ".env.old", ".step-000001.old", *users])
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["new"]
+
+
 def test_only_what_the_trainer_wrote_is_deleted(tmp_path: Path) -> None:
     config = make_config(tmp_path, keep_checkpoints=2)
     for name in ("step-000001", "step-000002", "step-000001.best"):

@@ -6,6 +6,7 @@ the same name and the next deletion remove.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,8 +69,16 @@ def commit(target: Path) -> None:
 
 
 def remove(target: Path) -> None:
-    """Delete a directory if it exists, and the remains of deletions beside it that a crash interrupted."""
+    """Delete a directory if it exists, and the remains of deletions beside it that a crash interrupted.
+
+    Remains are those of `target` itself; where its name ends in a number, also those of the others of its kind.
+    """
+    kind, _, number = target.name.rpartition("-")
+    names = rf"{re.escape(kind)}-\d+" if number.isdecimal() else re.escape(target.name)
+    for path in target.parent.glob(".*.old"):
+        if re.fullmatch(rf"\.{names}\.old", path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
     if target.exists():
-        os.rename(target, target.with_name(f".{target.name}.old"))
-    for remains in target.parent.glob(".*.old"):
-        shutil.rmtree(remains)
+        old = target.with_name(f".{target.name}.old")
+        os.rename(target, old)
+        shutil.rmtree(old)
