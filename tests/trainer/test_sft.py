@@ -13,10 +13,10 @@ from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account
 from proxy.pool.rollouts import runs
-from tests.trainer.make import fill, make_config, make_rows
+from tests.trainer.make import fill, make_config, make_rows, write_model
 from tests.trainer.test_loop import prepare
 from trainer.commands.recorded_rows import demonstrations
-from trainer.commands.sft import batches, split, warm_start
+from trainer.commands.sft import batches, check, split, warm_start
 from trainer.config import Config, Sft
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
@@ -53,6 +53,56 @@ def test_what_only_reinforcement_asks_for_is_no_part_of_imitation(
     expected = warm_start(config, ranks)
     reached = warm_start(msgspec.structs.replace(config, loss=loss), ranks)
     assert reached["train_loss"] == expected["train_loss"]
+
+
+def lay_out(directory: Path) -> None:
+    """Put beside the base model what may stand where a warm start is to write."""
+    for name in ("before", "trainer/models/step-000001", "models/mine"):
+        write_model(directory / name)
+    for name in ("project/.git", "tokenizer", "empty"):
+        (directory / name).mkdir(parents=True)
+    for name in ("file", "tokenizer/tokenizer.json"):
+        (directory / name).touch()
+    (directory / "link").symlink_to("model")
+    (directory / "moved").symlink_to("before")
+
+
+OWN = "is the run's model, its output or one of its models, which the warm start would replace; name another directory"
+OTHER = r"exists, and is not a model alone, which .* \(config.json, .*\); move it, or name another directory"
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("model", OWN),
+        ("trainer", OWN),
+        ("trainer/models/step-000001", OWN),
+        ("link", OWN),
+        ("models", OTHER),
+        ("project", OTHER),
+        ("file", OTHER),
+        ("tokenizer", OTHER),
+        (".", OTHER),
+        *((name, "") for name in ("empty", "absent", "before", "moved")),
+    ],
+)
+def test_a_warm_start_replaces_another_model_and_nothing_else(
+    place: str, sentence: str, model: Path, tmp_path: Path
+) -> None:
+    lay_out(tmp_path)
+    config = make_config(tmp_path, sft=Sft(runs=("teacher",), output=str(tmp_path / place)))
+    if not sentence:
+        return check(config)
+    with pytest.raises(UserError, match=f"^sft.output = {tmp_path / place} {sentence}$"):
+        check(config)
+
+
+def test_a_warm_start_writes_where_a_link_leads(pool: Pool, ranks: Ranks, model: Path, tmp_path: Path) -> None:
+    config = config_for(pool, tmp_path, max_steps=1)
+    (tmp_path / "warm").symlink_to("large")
+    for _ in range(2):
+        warm_start(config, ranks)
+    assert (tmp_path / "warm").is_symlink() and (tmp_path / "large" / "config.json").is_file()
 
 
 def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> None:

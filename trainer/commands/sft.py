@@ -34,7 +34,7 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
 
     Every rank runs this. Raises UserError when [sft] is incomplete or there is too little to imitate.
     """
-    check(config)
+    ranks.share(lambda: check(config))
     options = config.sft
     optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.WARMUP_STEPS)
     loss = msgspec.structs.replace(
@@ -48,7 +48,7 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     started = time.perf_counter()
     measures, learned = imitate(policy, whole, train, held_out)
     with ranks.shown(f"writing {options.output}"):
-        policy.write_hf(Path(options.output))
+        policy.write_hf(Path(options.output).resolve())
     ranks.share(lambda: keep_imitated(open_pool(config.pool), learned))
     return measures | {"seconds": time.perf_counter() - started, "rows": len(train), "held_out_rows": len(held_out)}
 
@@ -84,12 +84,38 @@ def imitate(
 
 
 def check(config: settings.Config) -> None:
-    """Raise UserError when [sft] lacks what a warm start needs."""
-    if not config.sft.output or not config.sft.runs:
+    """Raise UserError when [sft] lacks what a warm start needs, or the result would replace what must not be lost."""
+    options = config.sft
+    if not options.output or not options.runs:
         raise UserError(
-            f"sft.runs = {list(config.sft.runs)} must name the runs to imitate and sft.output = {config.sft.output!r} "
+            f"sft.runs = {list(options.runs)} must name the runs to imitate and sft.output = {options.output!r} "
             "the model directory to write; set both"
         )
+    demand_replaceable(config)
+
+
+def demand_replaceable(config: settings.Config) -> None:
+    """Raise UserError where `sft.output` is neither absent, empty, nor a model of its own."""
+    target, model, output = (Path(path).resolve() for path in (config.sft.output, config.model, config.output))
+    if target in (model, output) or target.is_relative_to(output / "models"):
+        raise UserError(
+            f"sft.output = {config.sft.output} is the run's model, its output or one of its models, which the warm "
+            "start would replace; name another directory"
+        )
+    if not replaceable(target):
+        raise UserError(
+            f"sft.output = {config.sft.output} exists, and is not a model alone, which the warm start could replace "
+            "(config.json, *.safetensors and no folders); move it, or name another directory"
+        )
+
+
+def replaceable(target: Path) -> bool:
+    """Whether a path is absent, an empty directory, or one with a model and no folders."""
+    if not target.is_dir():
+        return not target.exists()
+    paths = list(target.iterdir())
+    model = (target / "config.json").is_file() and any(target.glob("*.safetensors"))
+    return not paths or (model and not any(path.is_dir() for path in paths))
 
 
 def split(

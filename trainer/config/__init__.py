@@ -282,7 +282,7 @@ class Sft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     min_reward: float | None = None
     """Imitate only rollouts of at least this reward. Default: all."""
     output: FilePath = ""
-    """Directory of the resulting model. Required by `trainer sft`."""
+    """Directory of the resulting model. Required by `trainer sft`, which replaces a model there and nothing else."""
     lr: Positive = 3e-3
     """Learning rate; the other optimizer settings are those of [optimizer]."""
     batch: Count = 32
