@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from docs.site import reference
 from proxy.config import load_config as load_proxy
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.schema import metadata
+from proxy.pool.settings_file import checked
 from proxy.pool.training.steps import PHASES
 from proxy.pool.untrained import UntrainedReason
 from tests.harness.test_tasks import TABLES
 from tests.test_pages import block_of
+from trainer.config import Config as Training
 from trainer.config import load_config as load_trainer
 from trainer.report.exporters import FAMILIES, scalars
 
@@ -167,6 +171,22 @@ def test_the_files_of_the_three_machines_belong_together(tmp_path: Path) -> None
     training = load_trainer(tmp_path / "train.toml", [])
     assert (training.pool, training.push.engines) == (serving.pool, (serving.engine.url,))
     assert engine.engine.model == serving.engine.model == training.model and serving.proxy.sandbox_socket
+
+
+def training_settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each block of a page that is a training file or a part of one: the page, its settings."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for block in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.M | re.S):
+            settings = tomllib.loads(block)
+            if settings.keys() <= set(Training.__struct_fields__):
+                yield page.name, settings
+
+
+def test_what_pages_show_of_training_files_can_be_read() -> None:
+    required, shown = dict.fromkeys(("pool", "run", "model", "output"), "x"), list(training_settings())
+    for page, settings in shown:
+        checked(required | settings, Training, page)
+    assert {"credit.md", "drafts.md", "monitor.md", "schedule.md", "weights.md"} <= {page for page, _ in shown}
 
 
 def test_the_rule_against_edited_tests_can_be_read(tmp_path: Path) -> None:
