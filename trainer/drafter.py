@@ -46,7 +46,8 @@ class Drafter:
         self.ddp = wrap(self.head, config.parallel)
         rate = config.optimizer.lr if config.mtp.lr is None else config.mtp.lr
         self.trained, self.lr_ratio = rate > 0, rate / config.optimizer.lr
-        options = msgspec.structs.replace(config.optimizer, lr=rate or config.optimizer.lr)
+        # Its rate falls as the policy's does, so it needs no lowest one of its own.
+        options = msgspec.structs.replace(config.optimizer, lr=rate or config.optimizer.lr, min_lr=0.0)
         self.optimizer = build_optimizer(self.ddp, options, config.parallel)
         self.shards = TensorParallelVocabulary()
         self.hidden: Tensor | None = None

@@ -147,6 +147,12 @@ def test_a_head_follows_and_a_frozen_one_stays_as_it_is(ranks: Ranks, tmp_path: 
     assert equal(before, weights(drafter_of(frozen).head)) and not equal(before, weights(drafter_of(trained).head))
 
 
+def test_a_head_may_learn_slower_than_the_policy_at_its_lowest_rate(ranks: Ranks, tmp_path: Path) -> None:
+    falls = {"optimizer": {"lr": 1e-2, "min_lr": 1e-3, "decay": "cosine"}}
+    drafter = drafter_of(policy_of(tmp_path, ranks, falls, lr=1e-5))
+    assert drafter.trained and drafter.lr_ratio == pytest.approx(1e-3)
+
+
 def test_logits_in_parts_give_the_heads_the_same_update(ranks: Ranks, tmp_path: Path) -> None:
     policies = [policy_of(tmp_path, ranks), policy_of(tmp_path, ranks)]
     policies[1].model.logits_tokens = 5

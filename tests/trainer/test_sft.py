@@ -105,6 +105,13 @@ def test_a_warm_start_writes_where_a_link_leads(pool: Pool, ranks: Ranks, model:
     assert (tmp_path / "warm").is_symlink() and (tmp_path / "large" / "config.json").is_file()
 
 
+def test_a_rate_below_the_lowest_one_is_refused_before_anything_is_loaded(ranks: Ranks, tmp_path: Path) -> None:
+    options = Sft(runs=("teacher",), output=str(tmp_path / "warm"), lr=1e-5)
+    optimizer = {"lr": 1e-2, "min_lr": 1e-4, "decay": "linear"}
+    with pytest.raises(UserError, match="sft.lr = 1e-05 is below optimizer.min_lr = 0.0001, to which it would fall"):
+        warm_start(make_config(tmp_path, sft=options, optimizer=optimizer), ranks)
+
+
 def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> None:
     config = config_for(pool, tmp_path)
     everything = demonstrations(config)

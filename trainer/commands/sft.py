@@ -85,11 +85,16 @@ def imitate(
 
 def check(config: settings.Config) -> None:
     """Raise UserError when [sft] lacks what a warm start needs, or the result would replace what must not be lost."""
-    options = config.sft
+    options, lowest = config.sft, config.optimizer.min_lr
     if not options.output or not options.runs:
         raise UserError(
             f"sft.runs = {list(options.runs)} must name the runs to imitate and sft.output = {options.output!r} "
             "the model directory to write; set both"
+        )
+    if options.lr < lowest:
+        raise UserError(
+            f"sft.lr = {options.lr} is below optimizer.min_lr = {lowest}, to which it would fall; raise the one, or "
+            "lower the other"
         )
     demand_replaceable(config)
 

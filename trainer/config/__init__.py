@@ -284,7 +284,7 @@ class Sft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     output: FilePath = ""
     """Directory of the resulting model. Required by `trainer sft`, which replaces a model there and nothing else."""
     lr: Positive = 3e-3
-    """Learning rate; the other optimizer settings are those of [optimizer]."""
+    """Learning rate, not below optimizer.min_lr; the other optimizer settings are those of [optimizer]."""
     batch: Count = 32
     """Sequences of one step."""
     max_steps: Count = 400
