@@ -81,23 +81,33 @@ def learn(config: Config, run: RunState, policy: Policy, report: StepReport, ver
     """Lease the batch of the step after `version` and update the policy with it.
 
     A batch whose gradient is not finite is set aside, and the step goes on with other groups. Raises UserError after
-    BATCHES such batches.
+    BATCHES such batches, and where the cause is in the version's weights.
     """
     step = version.step + 1
     for left in reversed(range(BATCHES)):
         try:
             return update(config, run, policy, report, step)
         except GradientNotFinite as error:
+            load(policy, version)
+            demand_finite(policy, version)
             run.drop_batch(step, error.norms)
             if not left:
                 raise UserError(
                     f"the gradients of {BATCHES} batches in a row are not finite in step {step}; look at their groups "
                     "in the pool (gradient_not_finite), lower optimizer.lr or raise optimizer.eps, and start again"
                 ) from error
-            load(policy, version)
             if config.push.colocated:
                 run.push(version)  # a check of the engines while waiting would do it, but not empty torch's cache
             report.set_aside()
+
+
+def demand_finite(policy: Policy, version: Version) -> None:
+    """Raise UserError when the weights of a version, which are loaded, are not finite. Collective."""
+    if not policy.is_finite():
+        raise UserError(
+            f"the weights of step {version.step} ({version.name}) are not finite, so that no batch can be learned "
+            "from; go back to a step before it with `trainer rollback`, or begin with another model"
+        )
 
 
 def update(config: Config, run: RunState, policy: Policy, report: StepReport, step: int) -> None:

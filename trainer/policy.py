@@ -166,6 +166,12 @@ class Policy:
         head = kept_head(self.source) if drafter is None else export_head(drafter.head, drafter.layout)
         write_model(self.model, self.source, target, head)
 
+    def is_finite(self) -> bool:
+        """Whether all weights, and those of the MTP head, are finite numbers. Collective."""
+        parts = [self.model] if self.drafter is None else [self.model, self.drafter.head]
+        finite = (param.isfinite().all() for part in parts for param in part.parameters())
+        return self.ranks.agree(all(finite))
+
     def update(
         self,
         micros: Iterable[Sequence[TrainingRow]],

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainer.config.optimizer import SMALLEST_EPS
 from trainer.megatron.adam import Adam, install
 from trainer.megatron.parallel import Ranks
 
@@ -36,6 +37,17 @@ def test_three_steps_are_those_of_torch(decoupled: bool) -> None:
             optimizer.step()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_the_smallest_epsilon_keeps_steps_near_the_rate_where_squares_of_gradients_are_zero() -> None:
+    """A gradient that was always 0 is 0 / eps, and one below 1e-22 is divided by eps alone."""
+    gradients = [0.0, *(10.0**power for power in range(-45, 1))]
+    param = torch.ones(len(gradients)).requires_grad_()
+    param.grad = torch.tensor(gradients)
+    Adam([param], lr=1e-2, eps=SMALLEST_EPS).step()
+    moved = 1 - param.detach()
+    assert moved[0] == 0 and moved.min() >= 0 and moved.max() < 1.5e-2
+    assert (param.grad[1:] ** 2 == 0).any() and moved[-1] == pytest.approx(1e-2, rel=1e-4)
 
 
 class NewNumbers(TorchDispatchMode):

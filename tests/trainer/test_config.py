@@ -116,6 +116,8 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
         ("optimizer.betas=[0.9, 1.0]", "unknown key `betas`"),
         ("batch.function=filters.short", "batch.function = 'filters.short'"),
         ('batch.function="a:b\\n"', "batch.function = "),
+        ("optimizer.eps=0", "optimizer.eps = 0: expected `float` >= 1e-22"),
+        ("optimizer.eps=1e-40", "optimizer.eps = 1e-40: expected `float` >= 1e-22"),
         ("optimizer.clip=-1", "optimizer.clip = -1: expected `float` >= 0"),
         ("optimizer.min_lr=1", "optimizer.min_lr = 1.0 is above optimizer.lr"),
         ("parallel.precision=float16", "parallel.precision = 'float16' is unknown; choose from float32, bfloat16"),

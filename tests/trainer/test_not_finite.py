@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from sqlalchemy import update
 
 from proxy.pool.database import Pool, open_pool
@@ -55,6 +56,21 @@ def test_a_step_leaves_a_batch_whose_gradient_is_not_finite_and_learns_from_the_
     assert left["loss"] == right["loss"] and left["grad_norm"] == right["grad_norm"]
     [(event,)] = query(rough, "select detail from events where kind = 'gradient'")
     assert event == "step 1: the gradient norm is nan; groups set aside: 1, 2"
+
+
+def test_weights_that_are_not_finite_are_told_and_no_batch_is_set_aside(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=2)
+    file = directory / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, str(file), metadata={"format": "pt"})
+    assert lives.live(*launch(directory, 1, "batch.patience_seconds=1")) == [2]
+    error = lives.log.read_text().splitlines()[-1]
+    assert error.startswith(
+        "error: the weights of step 0 (v1) are not finite, so that no batch can be learned from; go back to a step "
+        "before it with `trainer rollback`, or begin with another model"
+    )
+    assert query(directory, STATES) == [("LEASED", 1, None, None)] * 2
 
 
 @pytest.mark.long
