@@ -94,6 +94,11 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             f"credit.overlong_limit = {self.overlong_limit} is not above credit.overlong_margin = "
             f"{self.overlong_margin}; raise it",
         )
+        demand(
+            self.overlong_limit is not None or not self.overlong_margin,
+            f"credit.overlong_margin = {self.overlong_margin} is a margin below credit.overlong_limit, which is not "
+            "set; set it, or remove the margin",
+        )
         for name, value, default in (("baseline", self.baseline, "first"), ("scale", self.scale, "none")):
             demand(
                 self.by_turn or value == default,

@@ -5,7 +5,7 @@ Left out: how many tokens the engine drafts, which its command line says.
 
 import msgspec
 
-from proxy.pool.settings_file import NotNegative, Weight
+from proxy.pool.settings_file import NotNegative, Weight, demand
 
 
 class Mtp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,3 +21,9 @@ class Mtp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lr: Weight | None = None
     """Learning rate of the head's own optimizer, which warms up and decays as the policy's. 0: leave the head unchanged
     and only measure its acceptance. Default: optimizer.lr."""
+
+    def __post_init__(self) -> None:
+        demand(
+            self.lr is None or self.drafts > 0,
+            f"mtp.lr = {self.lr} is of the head that mtp.drafts = 0 does not train; set that above 0, or remove it",
+        )

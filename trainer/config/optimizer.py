@@ -35,3 +35,8 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         demand(self.min_lr <= self.lr, f"optimizer.min_lr = {self.min_lr} is above optimizer.lr = {self.lr}; lower it")
+        demand(
+            not self.min_lr or self.decay != "constant",
+            f"optimizer.min_lr = {self.min_lr} is not used by optimizer.decay = constant; set that to linear or "
+            "cosine, or remove it",
+        )
