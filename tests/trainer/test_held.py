@@ -16,6 +16,7 @@ from proxy.pool.schema import policy_versions, runs
 from proxy.pool.training.evaluations import held_engines, open_evaluation
 from tests.trainer.make import make_config, make_push
 from tests.trainer.sglang_double import Double, Start
+from trainer.commands.rollback import roll_back
 from trainer.config import Push
 from trainer.megatron.parallel import Ranks
 from trainer.push.held import without_held
@@ -48,6 +49,29 @@ async def test_an_evaluation_holds_its_engine_until_it_has_ended(
         assert free.version == held.version == second.name
     said = f"engine {engines[1]} stays at {first.name} until the evaluation of {first.name} has ended\n"
     assert capsys.readouterr().out.count(said) == 1
+
+
+async def test_a_rollback_leaves_the_engine_of_an_evaluation_alone_and_names_it(
+    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path
+) -> None:
+    free, held = Double(), Double()
+    engines = await start(free, held)
+    config = make_config(tmp_path, push=make_push(engines=engines, quorum=2), keep_checkpoints=9)
+    (tmp_path / "checkpoint").mkdir()
+    places = tmp_path / "checkpoint", weights.directory
+    with await asyncio.to_thread(RunState, config, ranks) as run:
+        first = run.publish(0, places, {})
+        await asyncio.to_thread(run.push, first)
+        second = run.publish(1, places, {}, parent=first)
+        third = run.publish(2, places, {}, parent=second)
+    evaluation = open_evaluation(pool, run.pool_run, first, {}, engine=engines[1], rollouts=8)
+    free.version = third.name
+    with owned(pool, find_run(pool, evaluation.name)):
+        said = await asyncio.to_thread(roll_back, config, 1)
+    assert (free.version, held.version) == (second.name, first.name) and not held.paused
+    assert f"serve it, and {engines[1]} stays at {first.name} while the evaluation of {first.name} goes on; 0" in said
+    said = await asyncio.to_thread(roll_back, config, 1)  # the evaluation has ended
+    assert held.version == second.name and "2 of 2 engines serve it; 0 groups" in said
 
 
 async def test_a_held_engine_that_refuses_a_push_gets_another_one_before_the_trainer_ends(

@@ -7,7 +7,7 @@ engines serve.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from proxy.pool.database import open_pool
@@ -15,9 +15,11 @@ from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
+from proxy.pool.training.evaluations import held_engines
 from proxy.pool.training.interventions import Cause, discard_after
 from trainer.commands.output_lock import lock_output
 from trainer.config import Config
+from trainer.push.held import without_held
 from trainer.push.push import PushResult, push
 from trainer.push.weights import Weights
 from trainer.step_files import complete
@@ -48,18 +50,23 @@ def _go_back(config: Config, step: int, discard: bool) -> str:
             count = discard_after(pool, run.id, step, Cause(BY_HAND, f"to step {step}"), claim.token)
         else:
             count = steps.reopen_after(pool, run.id, step, claim.token)
-        pushed = PushResult()
+        pushed, held = PushResult(), dict[str, str]()
         if config.push.engines:
-            pushed = push(Weights(target.name, Path(target.hf_dir)), config.push, claim.demand)
+            options, held = without_held(config.push, held_engines(pool, run.id), target.name)
+            pushed = push(Weights(target.name, Path(target.hf_dir)), options, claim.demand)
             steps.mark_pushed(pool, target, claim.token)
     become = "are discarded" if discard else "will be trained again"
     runs.record_event(pool, run.id, "rollback", f"to step {step}, {target.name}; {count} groups {become}")
-    engines = (
-        f"{len(pushed.ways)} of {len(config.push.engines)} engines serve it"
-        if config.push.engines
-        else "no engine is configured"
-    )
-    return f"run {config.run} is at step {step} ({target.name}); {engines}; {count} groups {become}"
+    served = _served(config, pushed, held)
+    return f"run {config.run} is at step {step} ({target.name}); {served}; {count} groups {become}"
+
+
+def _served(config: Config, pushed: PushResult, held: Mapping[str, str]) -> str:
+    """Say how many engines serve the step. `held`: URL -> version of those that evaluations hold at an earlier one."""
+    if not config.push.engines:
+        return "no engine is configured"
+    stay = "".join(f", and {url} stays at {name} while the evaluation of {name} goes on" for url, name in held.items())
+    return f"{len(pushed.ways)} of {len(config.push.engines)} engines serve it{stay}"
 
 
 def _version_of(step: int, versions: Sequence[steps.Version], config: Config) -> steps.Version:
