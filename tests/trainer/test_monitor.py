@@ -356,6 +356,23 @@ def test_rollouts_that_show_it_are_masked_in_the_step_itself_and_count_under_the
     assert reasons == [None, None, None, "monitor: rambling", *[None] * 12]
 
 
+def test_a_rule_that_masks_by_the_reward_stays_in_its_alarm_while_rollouts_show_it(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """The published mean leaves out what is masked, and would end the alarm in the step that began it."""
+    rule = {"name": "overpaid", "figure": "reward_mean", "above": 1.2, "steps": 2, "action": "mask"}
+    config, pool, run_id = prepare(tmp_path, 4, rule)
+    for members in (*[[(5.0, 8), (0.0, 8), (1.0, 8), (0.0, 8)]] * 6, *[GOOD] * 2):
+        record(pool, run_id, "t", members)
+    train(config, ranks)
+    metrics = steps.metrics(pool, run_id)[1:]
+    assert [row["monitor"]["overpaid"] for row in metrics] == [1, 2, 2, 2]
+    assert [row["alarms"] for row in metrics] == [[], ["overpaid"], ["overpaid"], ["overpaid"]]
+    assert [row["excluded_tokens"] for row in metrics] == [{}, *[{"monitor: overpaid": 16}] * 2, {}]
+    assert [row["reward_mean"] for row in metrics] == pytest.approx([1.5, 1 / 3, 1 / 3, 0.5])
+    assert noted(pool, "alarm") == ["alarm in step 2: overpaid = 1.5 is above 1.2, since step 1: reward_mean"]
+
+
 def test_a_task_that_shows_it_is_dropped_with_what_is_queued_of_it(ranks: Ranks, tmp_path: Path) -> None:
     rule = {"name": "hopeless", "figure": "reward_mean", "below": 0.4, "steps": 1, "action": "drop_task"}
     config, pool, run_id = prepare(tmp_path, 2, rule)

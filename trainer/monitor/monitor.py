@@ -58,7 +58,7 @@ class Monitor:
         The rules are checked with the batch itself, so none that shows it is trained. Returns whether the groups must
         be leased again, because what is left out has changed.
         """
-        rules = [watched for watched in self.rules if watched.rule.action == "mask"]
+        states = self._masking(groups, step)
         members = [member for group in groups for member in group.rollouts]
         masked = {
             member.rollout_id: member.untrained.detail
@@ -66,28 +66,36 @@ class Monitor:
             if member.untrained is not None and member.untrained.reason == UntrainedReason.MONITOR
         }
         chosen: dict[int, str] = {}
-        if rules:
+        if states:
             own = own_figures(groups, self._labels)
             trained = {member.rollout_id for member in members if member.untrained is None} | masked.keys()
-            states = self._states(rules, self._of_rollouts(groups, own), step)
-            for watched in rules:
-                if states[watched.rule.name].level == "alarm":
-                    shown = (id for id in trained if _breaks(watched.rule, own[id]))
-                    chosen = dict.fromkeys(shown, watched.rule.name) | chosen
+            for rule in (watched.rule for watched in self.rules if watched.rule.name in states):
+                if states[rule.name].level == "alarm":
+                    shown = (id for id in trained if _breaks(rule, own[id]))
+                    chosen = dict.fromkeys(shown, rule.name) | chosen
         if chosen == masked:
             return False
         interventions.mask(self._pool, self._run_id, step, chosen, trainer)
         return True
 
-    def _of_rollouts(self, groups: Sequence[LeasedGroup], own: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-        """Return those metrics of a batch that are known before its step, with the verdicts of masked rollouts."""
-        rewards = [figures["reward_mean"] for figures in own.values() if "reward_mean" in figures]
+    def _masking(self, groups: Sequence[LeasedGroup], step: int) -> dict[str, RuleState]:
+        """Return the states of the rules that mask, by all rollouts of a batch: before its step, and after it.
+
+        The step's metrics leave out the rewards of masked rollouts, so a rule would lose sight of what it masks.
+        """
+        rules = [watched for watched in self.rules if watched.rule.action == "mask"]
+        return self._states(rules, self._of_rollouts(groups), step) if rules else {}
+
+    def _of_rollouts(self, groups: Sequence[LeasedGroup]) -> dict[str, Any]:
+        """Return those metrics of a batch that are known before its step, with the rewards of masked rollouts."""
+        members = (member for group in groups for member in group.rollouts)
+        rewards = [member.reward for member in members if member.reward is not None]
         mean = {"reward_mean": fmean(rewards)} if rewards else {}
         return mean | behaviour(groups, {}) | lengths(groups, self._labels)
 
     def assess(self, metrics: Mapping[str, Any], groups: Sequence[LeasedGroup], step: int) -> dict[str, Any]:
         """Return the metrics that the monitor adds to those of a step: states, alarms, and tasks to drop."""
-        states = self._states(self.rules, metrics, step)
+        states = self._states(self.rules, metrics, step) | self._masking(groups, step)
         alarmed = [watched for watched in self.rules if states[watched.rule.name].level == "alarm"]
         dropping = [watched.rule for watched in alarmed if watched.rule.action == "drop_task"]
         return {
