@@ -43,6 +43,7 @@ def train(config: Config, ranks: Ranks) -> None:
         policy = Policy(Path(config.model), config, ranks)
         version = resume(config, policy, run)
         with Reporter(config, run, policy) as reporter:
+            reporter.tell(version)
             train_steps(config, run, policy, reporter, version)
         run.bring_back_engines()
 

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
 from proxy.pool.rollouts import runs
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import events
@@ -84,6 +85,34 @@ def test_alarms_are_printed_noted_and_part_of_the_metrics(
     assert row["alarms"] == ["kl_rollout"] and event.startswith("alarm in step 1: kl_rollout = ")
     assert "alarm in step 1: kl_rollout = " in capsys.readouterr().err
     assert shown(config, "alarms/raised") == [(1, 1.0)]
+
+
+def test_an_alarm_of_a_step_whose_push_fails_is_noted_once_by_the_next_start(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, pool = prepare(tmp_path, 1, report={"silent_alarms": ["extreme_tokens"]})
+
+    def refused(run: RunState, version: steps.Version) -> None:
+        if version.step == 1:
+            raise UserError("the engine refuses")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="the engine refuses"):
+        patch.setattr(RunState, "push", refused)
+        train(config, ranks)
+    assert noted(pool, "alarm") == []
+    for _ in range(2):
+        train(config, ranks)
+    [event] = noted(pool, "alarm")
+    assert event.startswith("alarm in step 1: kl_rollout = ") and capsys.readouterr().err.count(event) == 1
+
+
+def test_an_alarm_of_a_step_that_is_trained_again_is_noted_again(ranks: Ranks, tmp_path: Path) -> None:
+    config, pool = prepare(tmp_path, 1, report={"silent_alarms": ["extreme_tokens"]}, keep_checkpoints=9)
+    train(config, ranks)
+    roll_back(config, 0)
+    train(config, ranks)
+    first, second = noted(pool, "alarm")
+    assert first == second  # the same batch
 
 
 def test_a_group_that_is_dropped_while_its_step_is_published_is_counted(

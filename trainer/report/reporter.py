@@ -107,17 +107,25 @@ class Reporter:
         self.ranks.share(lambda: self._announce(version, metrics))
 
     def _announce(self, version: steps.Version, metrics: dict[str, Any]) -> None:
-        pool, run_id = self.run.pool, self.run.pool_run.id
+        pool = self.run.pool
         waited, self.run.engine_wait_seconds = self.run.engine_wait_seconds, 0.0
         # counted again, as a group may be dropped between the first count and the step's publishing
         metrics["unused_groups"] = before_step(pool, version)
         metrics |= {"pause_seconds": self.run.pause_seconds, "engine_wait_seconds": round(waited, 3)}
         steps.add_metrics(pool, version.id, metrics)
         print(line(version, metrics), flush=True)
-        for text in self.run.monitor.tell(metrics, version.step):
-            print(text, file=sys.stderr, flush=True)
-            runs.record_event(pool, run_id, "alarm", text)
+        self._tell(version, metrics)
         self._export(version, metrics)
+
+    def tell(self, version: steps.Version) -> None:
+        """Tell what the monitor says of the newest step, where the trainer before this one did not. Collective."""
+        self.ranks.share(lambda: self._tell(version, steps.newest_metrics(self.run.pool, self.run.pool_run.id)))
+
+    def _tell(self, version: steps.Version, metrics: dict[str, Any]) -> None:
+        """Print and note what the monitor says of a step, each sentence once."""
+        for text in self.run.monitor.tell(metrics, version.step):
+            if runs.record_event_once(self.run.pool, version.run_id, "alarm", text, version.created_at):
+                print(text, file=sys.stderr, flush=True)
 
     def start_again(self) -> None:
         """Write the exporters again from the pool: a rollback has taken steps back. Collective."""

@@ -210,6 +210,17 @@ def record_event(pool: Pool, run_id: int | None, kind: str, detail: str) -> None
         connection.execute(insert(events).values(run_id=run_id, at=time.time(), kind=kind, detail=detail))
 
 
+@retried
+def record_event_once(pool: Pool, run_id: int, kind: str, detail: str, since: float) -> bool:
+    """Add a line to the pool's events, unless it stands there since then (Unix seconds); return whether it is new."""
+    same = (events.c.run_id == run_id) & (events.c.kind == kind) & (events.c.detail == detail) & (events.c.at >= since)
+    with pool.write() as connection:
+        if connection.scalar(select(events.c.id).where(same).limit(1)) is not None:
+            return False
+        connection.execute(insert(events).values(run_id=run_id, at=time.time(), kind=kind, detail=detail))
+    return True
+
+
 def lock_run(connection: Connection, run_id: int) -> None:
     """Lock a run until the transaction ends, so that its queue, leases, versions and outcomes change one at a time."""
     locked(connection, select(runs.c.id).where(runs.c.id == run_id))
