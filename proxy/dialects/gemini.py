@@ -10,6 +10,7 @@ header: a thinking budget, and every field that is not read, such as safety sett
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby, starmap
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -35,6 +36,8 @@ from proxy.dialects.token_logprobs import gemini_result, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 NAME, PROMPT, CHOICES = "gemini", "contents", "generationConfig.candidateCount"
+ROLES = ("user", "model", "function", "tool")
+"""Results come in any role but the model's: Google's pages and clients give them different ones."""
 STREAMED = "streamGenerateContent"
 JSON = "application/json"
 LOGPROBS = ("generationConfig.responseLogprobs", "generationConfig.logprobs")
@@ -195,6 +198,9 @@ def _model_and_method(path: str) -> tuple[str, str]:
 def _check(request: _Request, config: _GenerationConfig) -> None:
     if not request.contents:
         refuse("contents", "is empty; send at least one content")
+    for i, content in enumerate(request.contents):
+        if content.role not in ROLES:
+            refuse(f"contents[{i}].role", f"is {content.role!r}; use 'user' or 'model'")
     refuse_any({"cachedContent": request.cachedContent})
     if config.responseMimeType not in (None, "text/plain", JSON):
         refuse("generationConfig.responseMimeType", f"is {config.responseMimeType!r}; use 'text/plain' or {JSON!r}")
@@ -279,24 +285,26 @@ def _json_schema(schema: Any, names: bool = False) -> Any:
 
 
 def _messages(contents: list[_Content]) -> list[dict[str, Any]]:
-    """Contents as messages. Each function response becomes a message."""
+    """Contents as messages. Each function response becomes a message. Contents of the model in a row become one turn,
+    because Google's clients send each event of a streamed turn back as a content of its own."""
     messages: list[dict[str, Any]] = []
-    for i, content in enumerate(contents):
-        if content.role == "model":
-            messages.append(_assistant(content, f"contents[{i}]"))
-            continue
-        if content.role not in ("user", "function"):
-            refuse(f"contents[{i}].role", f"is {content.role!r}; use 'user' or 'model'")
-        texts = [part for part in content.parts if part.functionResponse is None]
-        results = [
-            _result(part.functionResponse, f"contents[{i}].parts[{j}]")
-            for j, part in enumerate(content.parts)
-            if part.functionResponse is not None
-        ]
-        messages += results
-        if texts or not results:
-            messages.append({"role": "user", "content": _text(texts, f"contents[{i}]", "\n\n")})
+    for is_turn, placed in groupby(enumerate(contents), lambda item: item[1].role == "model"):
+        if is_turn:
+            messages.append(_assistant(list(placed)))
+        else:
+            messages += (message for i, content in placed for message in _said(content, f"contents[{i}]"))
     return messages
+
+
+def _said(content: _Content, where: str) -> list[dict[str, Any]]:
+    """What a content that is not the model's says: results and a user's text."""
+    texts = [part for part in content.parts if part.functionResponse is None]
+    results = [
+        _result(part.functionResponse, f"{where}.parts[{j}]")
+        for j, part in enumerate(content.parts)
+        if part.functionResponse is not None
+    ]
+    return [*results, {"role": "user", "content": _text(texts, where, "\n\n")}] if texts or not results else results
 
 
 def _result(result: _FunctionResponse, where: str) -> dict[str, Any]:
@@ -308,17 +316,24 @@ def _result(result: _FunctionResponse, where: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": result.id or "", "name": result.name or "", "content": content}
 
 
-def _assistant(content: _Content, where: str) -> dict[str, Any]:
-    thoughts = "".join(part.text or "" for part in content.parts if part.thought)
-    signed = [unsealed(part.thoughtSignature) for part in content.parts if part.thoughtSignature]
-    calls = [part.functionCall for part in content.parts if part.functionCall is not None]
-    texts = [part for part in content.parts if not part.thought and part.functionCall is None]
-    values: dict[str, Any] = {"role": "assistant", "content": _text(texts, where, "")}
+def _assistant(contents: Sequence[tuple[int, _Content]]) -> dict[str, Any]:
+    """One turn of contents, each with its place in the request."""
+    parts = [part for _, content in contents for part in content.parts]
+    thoughts = "".join(part.text or "" for part in parts if part.thought)
+    signed = [unsealed(part.thoughtSignature) for part in parts if part.thoughtSignature]
+    calls = [part.functionCall for part in parts if part.functionCall is not None]
+    values: dict[str, Any] = {"role": "assistant", "content": "".join(starmap(_spoken, contents))}
     if thoughts or any(signed):
         values["reasoning_content"] = thoughts or "".join(dict.fromkeys(signed))  # litellm repeats a call's signature
     if calls:
         values["tool_calls"] = [tool_call(call.id, call.name, call.args or {}) for call in calls]
     return values
+
+
+def _spoken(place: int, content: _Content) -> str:
+    """The text of a content of the model."""
+    texts = [part for part in content.parts if not part.thought and part.functionCall is None]
+    return _text(texts, f"contents[{place}]", "")
 
 
 def _text(parts: list[_Part], where: str, glue: str) -> str:

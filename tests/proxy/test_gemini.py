@@ -59,6 +59,28 @@ async def test_the_second_turn_continues_with_recorded_ids(serve: Serve, config:
     assert second.follows == first.id and stand.path(1)[: len(stand.path(0))] == stand.path(0)
 
 
+@pytest.mark.parametrize("config", [{}, SHOWN])
+async def test_events_that_come_back_one_by_one_are_one_turn(serve: Serve, config: dict[str, Any]) -> None:
+    """Google's clients send each event of a streamed turn back as a content of its own."""
+    stand = await serve(script)
+    events = await stand.events(STREAM, body(content("list"), generationConfig=config))
+    contents = [event["candidates"][0]["content"] for event in events]
+    parts = [part for each in contents for part in each["parts"]]
+    await ask(stand, content("list"), *contents, responses(parts), generationConfig=config)
+    first, second = stand.recorded()
+    assert len(contents) > 3 and second.follows == first.id
+    assert stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
+@pytest.mark.parametrize("role", ["user", "function", "tool"])
+async def test_results_come_in_each_role_that_clients_give_them(serve: Serve, role: str) -> None:
+    seen = Seen(script)
+    stand = await serve(seen)
+    parts = await ask(stand, content("list"))
+    await ask(stand, content("list"), {"role": "model", "parts": parts}, responses(parts) | {"role": role})
+    assert seen.prompts[1].count("<tool_response>\nfile\n</tool_response>") == 2
+
+
 async def test_the_prompt_is_the_models_template(serve: Serve, template: ChatTemplate) -> None:
     seen = Seen(lambda prompt, ids: "ok")
     turn = {"role": "model", "parts": [{"functionCall": {"name": "shell", "args": {"command": "ls"}}}]}
@@ -113,6 +135,7 @@ async def test_a_cut_answer_and_a_count(serve: Serve) -> None:
         ({"contents": []}, "contents"),
         ({"contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": ""}}]}]}, "contents[0].parts[0]"),
         ({"contents": [content("x", role="robot")]}, "contents[0].role"),
+        ({"contents": [content("x"), content("a", "model"), {"role": "model", "parts": [{}]}]}, "contents[2].parts[0]"),
         ({"tools": [{"googleSearch": {}}]}, "tools[0]"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "SOMETIMES"}}}, "toolConfig.functionCallingConfig.mode"),
         ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "generationConfig.responseMimeType"),
