@@ -134,7 +134,7 @@ class Handler:
 
         def in_thread() -> tuple[Call, Prompt, bytes]:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits, session.reader(dialect))
-            call = session.view.shown(call)
+            call = session.shown(call)
             if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
                 call = replace(call, constraint=replace(call.constraint, enforced=enforceable(call)))
             ignored = self._without_effect(call, session.attempt)

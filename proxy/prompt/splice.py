@@ -15,8 +15,9 @@ from typing import Any
 from proxy.call import Call
 from proxy.parsing.formats import RecordedSchemas
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion, HistoryDigest, NewCompletion, RequestShape
+from proxy.prompt.continuation.call_ids import lacks_ids, with_ids
 from proxy.prompt.continuation.completion_tree import CompletionNode, CompletionTree
-from proxy.prompt.continuation.history import HistoryReader
+from proxy.prompt.continuation.history import HistoryReader, RequestHistory
 from proxy.prompt.continuation.matching import TurnMatcher
 from proxy.prompt.continuation.meaning import meaning
 from proxy.prompt.continuation.placeholders import parsed_meaning
@@ -122,6 +123,14 @@ class PromptBuilder:
         """Bytes of the token ids of its tree and of its remembered texts."""
         return BYTES_PER_ID * self.tree.token_count + self._tokens.size
 
+    def with_ids(self, call: Call, catch_up: Callable[[], None] = lambda: None) -> Call:
+        """The request with ids for those calls and results of its history that came without."""
+        if not lacks_ids(call.messages):
+            return call
+        request = self._read(call.messages, catch_up)
+        recorded = self._matcher.call_ids(request.messages, request.turns)
+        return replace(call, messages=with_ids(request.messages, recorded, self._template.form))
+
     def build(
         self, call: Call, splice: bool, catch_up: Callable[[], None] = lambda: None, remember: bool = True
     ) -> Prompt:
@@ -133,10 +142,8 @@ class PromptBuilder:
         """
         if call.prompt is not None:
             return self._build_text_completion(call.prompt, splice)
-        request = self._histories.read(call.messages)
+        request = self._read(call.messages, catch_up)
         call = replace(call, messages=request.messages)
-        if not all(self._matcher.knows(turn) for turn in request.turns):
-            catch_up()
         match = self._matcher.match(call, request.turns, splice)
         text = self._render(call, call.messages) if match.text is None else match.text
         base = match.steps[-1].node if match.steps else None
@@ -159,6 +166,12 @@ class PromptBuilder:
             history=request.history,
             experts_end=self.tree.experts_end(prefix_of, length),
         )
+
+    def _read(self, messages: Sequence[dict[str, Any]], catch_up: Callable[[], None]) -> RequestHistory:
+        request = self._histories.read(messages)
+        if not all(self._matcher.knows(turn) for turn in request.turns):
+            catch_up()
+        return request
 
     def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
         fixed = {} if self._clock is None else {"strftime_now": self._clock.strftime}

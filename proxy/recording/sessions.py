@@ -65,6 +65,10 @@ class Session:
         """How requests of a dialect are read: those of Responses may name what the attempt has stored."""
         return partial(responses.read, stored=self.stored) if dialect is responses else dialect.read
 
+    def shown(self, call: Call) -> Call:
+        """The request as the model is shown it, with ids for the calls and results that came without."""
+        return self.prompts.with_ids(self.view.shown(call), self.catch_up)
+
     def prepare(self, call: Call, splice: bool, remember: bool = True) -> Prompt:
         """Turn a request into tokens and find its place in the attempt. Any thread may call it.
 

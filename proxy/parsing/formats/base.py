@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any
 
 import msgspec
@@ -91,6 +92,14 @@ class Format:
     def ids(self, calls: Sequence[ParsedCall], taken: Collection[str]) -> list[str]:
         """An id for each call of a turn, in the form that the model's template accepts; none of them is `taken`."""
         return [f"call_{uuid.uuid4().hex[:24]}" for _ in calls]
+
+    def lasting_ids(self, names: Sequence[str], taken: Collection[str]) -> list[str]:
+        """An id for each call of a history that has none, the same in each request; none of them is `taken`.
+
+        `names`: of the functions. The ids have nine letters and digits, as Mistral's templates refuse others.
+        """
+        free = (id for number in count() if (id := f"call{number:05}") not in taken)
+        return list(islice(free, len(names)))
 
 
 def follows(text: str, at: int, marker: str) -> bool | None:

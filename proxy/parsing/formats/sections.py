@@ -78,3 +78,7 @@ class KimiK2(Sections):
                 id, number = f"functions.{call.name}:{number}", number + 1
             given.append(id)
         return given
+
+    def lasting_ids(self, names: Sequence[str], taken: Collection[str]) -> list[str]:
+        """Ids as the model writes them."""
+        return self.ids([ParsedCall(name, "{}") for name in names], {*taken, ""})

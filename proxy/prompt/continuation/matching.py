@@ -94,6 +94,20 @@ class TurnMatcher:
         steps, text = self._longest_that_fits(call, islice(chain([first], plans), MAX_PLANS))
         return SpliceMatch(follows, tuple(steps), text)
 
+    def call_ids(self, messages: Sequence[dict[str, Any]], turns: Sequence[RequestTurn]) -> dict[int, tuple[str, ...]]:
+        """The place of each turn that is recorded -> the ids of its calls. Of turns that say the same after the same
+        history, the one counts from which the request goes on."""
+        ids, conversation = dict[int, tuple[str, ...]](), set[CompletionNode]()
+        for turn in reversed(turns):
+            nodes = self._by_preference(turn, messages[turn.index])
+            node = next((node for node in nodes if node in conversation), nodes[0] if nodes else None)
+            if node is not None:
+                ids[turn.index] = node.call_ids
+            while node is not None and node not in conversation:
+                conversation.add(node)
+                node = self._tree.get(node.follows)
+        return ids
+
     # ---- which recorded turns the request repeats
 
     def _candidates(self, turn: RequestTurn) -> list[CompletionNode]:
