@@ -248,6 +248,8 @@ def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
 class AnthropicEvents:
     """Writes the events of one streamed answer."""
 
+    breaks_off = False
+
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
         self._prompt_tokens = prompt_tokens

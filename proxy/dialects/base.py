@@ -36,6 +36,10 @@ SAMPLING_FIELDS = (
 class EventStream(Protocol):
     """Writes the events of one streamed answer, as bytes to send."""
 
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the connection is broken behind a failure, because clients may take its event for an answer."""
+
     def opening(self) -> bytes:
         """The events before any text."""
 

@@ -246,6 +246,8 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
 class ChatEvents:
     """Writes the events of one streamed answer."""
 
+    breaks_off = False
+
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
         created = int(time.time())

@@ -363,6 +363,8 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
 class GeminiEvents:
     """Writes the events of one streamed answer."""
 
+    breaks_off = True
+
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
         self._id = _id()

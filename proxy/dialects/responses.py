@@ -238,6 +238,8 @@ def stored_response(own: dict[str, Any], fields: dict[str, Any], answer: Reply) 
 class ResponsesEvents:
     """Writes the events of one streamed answer, and the response object that they add up to."""
 
+    breaks_off = False
+
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
         self._numbers = count()

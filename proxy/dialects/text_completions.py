@@ -120,6 +120,8 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
 class TextEvents:
     """Writes the events of one streamed answer."""
 
+    breaks_off = False
+
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
         self._envelope = _envelope(call)

@@ -2,7 +2,7 @@
 
 A client that waits for a whole answer gets its headers after `keepalive_seconds`, and white space before the JSON of
 the body from then on. JSON allows that, and it ends no client's wait. The status is 200 by then, so a later error
-breaks the connection before the body ends.
+breaks the connection before the body ends. A stream ends with an event for it, and in Gemini's form breaks off too.
 
 An answer counts as delivered when the kernel has all of its bytes. Left out: what the events say (proxy/dialects), and
 when a client may act on them (proxy/handler.py).
@@ -165,7 +165,7 @@ class WholeResponse(_KeptAlive):
         self.stop_keepalive()
         if self._request.transport is not None:
             self._request.transport.abort()
-        raise ConnectionResetError(f"the connection was broken because the call failed: {error}") from error
+        raise _broken(error) from error
 
     def _sign_of_life(self) -> bytes:
         return WHITE_SPACE
@@ -198,7 +198,12 @@ class StreamedResponse(_KeptAlive):
     async def fail(self, error: CallError) -> web.StreamResponse:
         async with self._writing:
             self._closing = True
-            return await self._write(self._events.failure(error))
+            response = await self._write(self._events.failure(error))
+        if not self._events.breaks_off:
+            return response
+        if self._request.transport is not None:
+            self._request.transport.close()  # sends first what is written, and never the body's end
+        raise _broken(error) from error
 
     def _sign_of_life(self) -> bytes:
         return self._opening() + self._events.keepalive()
@@ -214,6 +219,10 @@ def _headers(call: Call) -> dict[str, str]:
     names = [_UNSAFE.sub("?", name)[:NAME_CHARS] for name in dict.fromkeys(call.ignored)]
     more = [f"and {len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
     return {IGNORED_HEADER: ", ".join(names[:MOST_NAMES] + more)} if names else {}
+
+
+def _broken(error: CallError) -> ConnectionResetError:
+    return ConnectionResetError(f"the connection was broken because the call failed: {error}")
 
 
 def _wait_until_flushed(request: web.Request) -> None:

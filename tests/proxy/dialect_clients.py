@@ -1,9 +1,11 @@
 """The five dialects from a client's side: the request with one user message, and the place of the answer's text."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import msgspec
 
 
@@ -35,6 +37,15 @@ class DialectClient:
 def events(data: bytes) -> Sequence[dict[str, Any]]:
     """The events of a stream, without comments and `[DONE]`."""
     return [msgspec.json.decode(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+
+
+async def body_of(answer: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer, or what came of it before it broke off, as Gemini's streams do behind an error."""
+    data = bytearray()
+    with suppress(aiohttp.ClientPayloadError):
+        async for chunk in answer.content.iter_any():
+            data += chunk
+    return bytes(data)
 
 
 def _user(text: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from tests.pool.make import TASK
 from tests.proxy.conftest import Serve, Stand, listening, served, user
-from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient, events
+from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient, body_of, events
 
 
 def attempt(number: int, run: int | None) -> Attempt:
@@ -321,16 +321,15 @@ class Outcome:
 
 
 BROKEN = Outcome(200, None, None, "")
-"""The body had no end."""
+"""The body broke off before its JSON."""
 
 
 async def ask(stand: Stand, dialect: DialectClient, stream: bool) -> Outcome:
     path, body = dialect.request("more", stream)
     async with stand.send(path, body) as answer:
-        try:
-            data, retry = await answer.read(), answer.headers.get("Retry-After")
-        except aiohttp.ClientPayloadError:
-            return BROKEN
+        data, retry = await body_of(answer), answer.headers.get("Retry-After")
+    if not data.strip():
+        return BROKEN
     streamed = answer.content_type == "text/event-stream"
     return Outcome(answer.status, retry, *dialect.error(events(data)[-1] if streamed else msgspec.json.decode(data)))
 

@@ -15,7 +15,7 @@ import pytest
 from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.pool.inspect.verify import verify
 from tests.proxy.conftest import Serve, Stand
-from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient, events
+from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient, body_of, events
 
 CALLS = list(product(DIALECT_CLIENTS, (False, True)))
 TEXT = "one two three four five"
@@ -39,7 +39,7 @@ class Outcome:
 async def ask(stand: Stand, dialect: DialectClient, stream: bool) -> Outcome:
     path, body = dialect.request("count", stream)
     async with stand.send(path, body, **{"x-api-key": f"{dialect.name} {stream}"}) as answer:
-        data, status, retry = await answer.read(), answer.status, answer.headers.get("Retry-After")
+        data, status, retry = await body_of(answer), answer.status, answer.headers.get("Retry-After")
     streamed = answer.content_type == "text/event-stream"
     kind, message = dialect.error(events(data)[-1] if streamed else msgspec.json.decode(data))
     return Outcome(status, kind, message, retry, streamed and dialect.text_of(data, True) != "")

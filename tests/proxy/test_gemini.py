@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import aiohttp
 import pytest
 
 from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
+from tests.proxy.dialect_clients import events
 
 PATH = "/v1beta/models/tiny:generateContent"
 STREAM = "/v1beta/models/tiny:streamGenerateContent?alt=sse"
@@ -63,8 +65,8 @@ async def test_the_second_turn_continues_with_recorded_ids(serve: Serve, config:
 async def test_events_that_come_back_one_by_one_are_one_turn(serve: Serve, config: dict[str, Any]) -> None:
     """Google's clients send each event of a streamed turn back as a content of its own."""
     stand = await serve(script)
-    events = await stand.events(STREAM, body(content("list"), generationConfig=config))
-    contents = [event["candidates"][0]["content"] for event in events]
+    sent = await stand.events(STREAM, body(content("list"), generationConfig=config))
+    contents = [event["candidates"][0]["content"] for event in sent]
     parts = [part for each in contents for part in each["parts"]]
     await ask(stand, content("list"), *contents, responses(parts), generationConfig=config)
     first, second = stand.recorded()
@@ -96,13 +98,13 @@ async def test_the_prompt_is_the_models_template(serve: Serve, template: ChatTem
 
 async def test_the_events_of_a_stream(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: ScriptedReply(THOUGHT, tokens_per_event=2))
-    events = await stand.events(STREAM, body(content("list"), generationConfig=SHOWN))
-    parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
+    sent = await stand.events(STREAM, body(content("list"), generationConfig=SHOWN))
+    parts = [part for event in sent for part in event["candidates"][0]["content"]["parts"]]
     assert "".join(part["text"] for part in parts if part.get("thought")) == "look first"
     assert "".join(part.get("text", "") for part in parts if not part.get("thought")) == "I look."
     assert [part["functionCall"]["args"]["command"] for part in parts if "functionCall" in part] == ["ls", "pwd"]
-    assert events[-1]["candidates"][0]["finishReason"] == "STOP" and "finishReason" not in events[-2]["candidates"][0]
-    assert events[-1]["usageMetadata"]["candidatesTokenCount"] == len(stand.recorded()[0].sampled)
+    assert sent[-1]["candidates"][0]["finishReason"] == "STOP" and "finishReason" not in sent[-2]["candidates"][0]
+    assert sent[-1]["usageMetadata"]["candidatesTokenCount"] == len(stand.recorded()[0].sampled)
 
 
 async def test_a_silent_stream_is_never_commented(serve: Serve) -> None:
@@ -162,7 +164,15 @@ async def test_an_overflow_in_googles_words(serve: Serve) -> None:
     assert answer["error"]["code"] == 400 and "exceeds the maximum number of tokens" in answer["error"]["message"]
 
 
-async def test_an_engine_that_dies_in_mid_stream(serve: Serve) -> None:
+async def test_a_stream_that_fails_breaks_off_behind_its_error(serve: Serve) -> None:
+    """Some of Google's clients take the event of an error for an answer without candidates."""
     stand = await serve(lambda prompt, ids: Fault(text="one two three four", after=3))
-    *_, last = await stand.events(STREAM, body(content("count")))
+    got = bytearray()
+    async with stand.send(STREAM, body(content("count"))) as answer:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async for chunk in answer.content.iter_any():
+                got += chunk
+    last = events(bytes(got))[-1]
     assert last["error"]["code"] == 502 and stand.recorded()[0].finish_reason == "error"
+    async with stand.http.get(f"{stand.url}/metrics") as metrics:
+        assert 'failures_total{kind="engine_died"} 1.0\n' in await metrics.text()

@@ -25,6 +25,7 @@ class Large:
 
     NAME, PROMPT, CHOICES = "large", "prompt", ""
     events: Any = None
+    breaks_off = False
 
     def read(self, body: bytes, path: str) -> Call:
         return Call(model="")

@@ -1,4 +1,5 @@
-"""Streamed chats of google-genai's own clients, in Python and JavaScript: they go on with recorded ids."""
+"""Streamed chats of google-genai's own clients, in Python and JavaScript: they go on with recorded ids, and throw where
+an answer breaks off."""
 
 import asyncio
 import json
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import ScriptedReply
+from proxy.engine.scripted import Fault, ScriptedReply
 from tests.conftest import need
 from tests.proxy.conftest import Serve, shell_call
 from tests.proxy.sdks import environments
@@ -50,3 +51,10 @@ async def test_each_call_goes_on_from_the_one_before(serve: Serve, client: str) 
     rows = stand.recorded()
     assert [row.follows for row in rows] == [None, *(row.id for row in rows[:-1])]
     assert len(rows) == 3 and stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_an_answer_that_breaks_off_is_an_error(serve: Serve, client: str) -> None:
+    stand = await serve(lambda prompt, ids: Fault(text="one two three four", after=3))
+    assert await chat(client, stand.url) == ["error 502" if client == "python" else "error"]
+    assert [row.finish_reason for row in stand.recorded()] == ["error"]
