@@ -12,11 +12,15 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True)
 class Constraint:
-    """The prescribed form of an answer: JSON of a schema, or calls (proxy/dialects/structured_output.py)."""
+    """The prescribed form of an answer: JSON of a schema, or calls (proxy/dialects/structured_output.py).
+
+    With both, the answer is calls; the schema is that of a later answer, when no call is required any more.
+    """
 
     field: str
     """The request's field that prescribes it, for error messages."""
     schema: Any = None
+    """None where none is asked for."""
     calls: tuple[str, ...] | None = None
     """The functions that may be called."""
     once: bool = False

@@ -23,7 +23,7 @@ from proxy.dialects.base import (
     without_nones,
 )
 from proxy.dialects.request_fields import RequestReader
-from proxy.dialects.structured_output import answer_constraint, call_constraint
+from proxy.dialects.structured_output import answer_constraint, call_constraint, combined
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 NAME, PROMPT, CHOICES = "messages", "messages", ""
@@ -162,13 +162,13 @@ def _check(request: _Request) -> None:
 
 
 def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constraint | None:
-    choice = request.tool_choice
+    choice, calls = request.tool_choice, None
     if choice is not None and choice.type in ("any", "tool"):
-        return call_constraint("tool_choice", [choice.name] if choice.type == "tool" else [], tools)
+        calls = call_constraint("tool_choice", [choice.name] if choice.type == "tool" else [], tools)
     form = (request.output_config and request.output_config.format) or request.output_format
     if form and form.get("type") != "json_schema":
         refuse("output_config.format", f"is of type {form.get('type')!r}; use 'json_schema'")
-    return answer_constraint("output_config.format.schema", form.get("schema")) if form else None
+    return combined(calls, answer_constraint("output_config.format.schema", form.get("schema")) if form else None)
 
 
 def _tool(tool: _Tool, index: int) -> dict[str, Any]:

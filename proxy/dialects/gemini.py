@@ -31,7 +31,7 @@ from proxy.dialects.base import (
     without_nones,
 )
 from proxy.dialects.request_fields import RequestReader, camel_case
-from proxy.dialects.structured_output import ANY_OBJECT, answer_constraint, call_constraint
+from proxy.dialects.structured_output import ANY_OBJECT, answer_constraint, call_constraint, combined
 from proxy.dialects.token_logprobs import gemini_result, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
@@ -217,9 +217,14 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
 
 def _constraint(request: _Request, config: _GenerationConfig, tools: Sequence[dict[str, Any]]) -> Constraint | None:
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
+    calls = None
     if calling.mode == "ANY":
         where = "toolConfig.functionCallingConfig"
-        return replace(call_constraint(where, calling.allowedFunctionNames or [], tools), once=False)
+        calls = replace(call_constraint(where, calling.allowedFunctionNames or [], tools), once=False)
+    return combined(calls, _answer_constraint(config))
+
+
+def _answer_constraint(config: _GenerationConfig) -> Constraint | None:
     schemas = {"responseJsonSchema": config.responseJsonSchema, "responseSchema": _json_schema(config.responseSchema)}
     field, schema = next(((name, value) for name, value in schemas.items() if value is not None), ("", None))
     if config.responseMimeType != JSON:

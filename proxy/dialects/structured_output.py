@@ -7,6 +7,7 @@ grammars of calls in formats whose arguments are not JSON; proxy/prompt/prefill.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,20 +25,33 @@ def openai_constraint(choice: Any, field: str, form: dict[str, Any] | None, tool
 
     None where the answer is free; CallError 400 names a field whose value is not served.
     """
-    kind = (form or {}).get("type", "text")
+    return combined(_openai_calls(choice, tools), _openai_answer(field, form or {}))
+
+
+def _openai_calls(choice: Any, tools: Tools) -> Constraint | None:
     if choice == "required":
         return call_constraint("tool_choice", [], tools)
     if isinstance(choice, dict) and isinstance(name := _inner(choice, "function").get("name"), str):
         return call_constraint("tool_choice", [name], tools)
     if choice not in (None, "auto", "none"):
         refuse("tool_choice", f"is {choice!r}; use 'auto', 'none', 'required' or one named function")
+    return None
+
+
+def _openai_answer(field: str, form: dict[str, Any]) -> Constraint | None:
+    kind = form.get("type", "text")
     if kind == "json_object":
         return answer_constraint(field, ANY_OBJECT)
     if kind == "json_schema":
-        return answer_constraint(field, _inner(form or {}, "json_schema").get("schema"))
+        return answer_constraint(field, _inner(form, "json_schema").get("schema"))
     if kind != "text":
         refuse(field, f"is of type {kind!r}; use 'text', 'json_object' or 'json_schema'")
     return None
+
+
+def combined(calls: Constraint | None, answer: Constraint | None) -> Constraint | None:
+    """The constraint of a request that prescribes calls, or the form of the answer, or both."""
+    return answer if calls is None else calls if answer is None else replace(calls, schema=answer.schema)
 
 
 def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:
@@ -104,8 +118,11 @@ def grammar(call: Call, form: Format) -> Grammar | None:
 
 def openai_fields(constraint: Constraint) -> dict[str, Any]:
     """The constraint as fields of a chat completion, for providers."""
-    if constraint.calls is None:
+    fields: dict[str, Any] = {}
+    if constraint.schema is not None:
         form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": constraint.schema}}
-        return {"response_format": form}
-    named = {"type": "function", "function": {"name": constraint.calls[0]}}
-    return {"tool_choice": named if constraint.once else "required"}
+        fields["response_format"] = form
+    if constraint.calls is not None:
+        named = {"type": "function", "function": {"name": constraint.calls[0]}}
+        fields["tool_choice"] = named if constraint.once else "required"
+    return fields

@@ -1,5 +1,7 @@
 """A prescribed form of the answer in the words of the prompt: where no grammar enforces a schema, the model reads it.
 
+Where the request has tools, the model reads it in any case, and always in the same words: in one conversation, clients
+require calls, leave the choice free and forbid them, and each prompt must go on from the one before.
 The words stand at the end of the system prompt, or, where the template knows no system prompt, at the beginning of the
 first user message. They are no part of the request's messages: which recorded turn a request continues is decided
 without them. A turn that was sampled after other words is rendered as its text and begins a new branch.
@@ -16,9 +18,9 @@ from proxy.call import ANY_OBJECT, Call
 def with_form(messages: Sequence[dict[str, Any]], call: Call, system: bool) -> Sequence[dict[str, Any]]:
     """The messages with the form that the call prescribes. `system`: the template shows a system prompt."""
     form = call.constraint
-    if form is None or form.enforced or form.calls is not None:
+    if form is None or form.schema is None or (form.enforced and not call.tools):
         return messages
-    words = _words(form.schema, bool(call.tools) and not call.no_calls)
+    words = _words(form.schema, bool(call.tools))
     role = "system" if system else "user"
     at = next((i for i, message in enumerate(messages) if message["role"] == role), None)
     if at is None or (system and at > 0):

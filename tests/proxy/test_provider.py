@@ -128,6 +128,9 @@ async def test_the_prescribed_form_is_passed_on(serve: Serve, monkeypatch: pytes
     named = {"type": "function", "function": {"name": "shell"}}
     await stand.chat(user("hello"), tools=[SHELL], tool_choice=named)
     assert '"stop_after_first":true' in provider.engine.last_params["structural_tag"]
+    provider.engine.script = seen = Seen(lambda prompt, ids: shell_call("ls"))
+    await stand.chat(user("hello"), tools=[SHELL], tool_choice=named, response_format={"type": "json_object"})
+    assert "one JSON object" in seen.prompts[0] and "structural_tag" in provider.engine.last_params
 
 
 async def test_template_arguments_are_refused(behind: Any) -> None:

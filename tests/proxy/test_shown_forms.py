@@ -1,6 +1,7 @@
 """Schemas that no grammar enforces: the model reads them, samples freely, and each answer is checked and trains."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import anthropic
@@ -11,7 +12,8 @@ import pytest
 from proxy.call import ANY_OBJECT, Call, Constraint
 from proxy.prompt.shown_form import with_form
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
-from tests.proxy.test_structured_output import ANSWERS, CHAT, SAID, SCHEMA
+from tests.proxy.test_structured_output import ANSWERS, CALLS, CHAT, SAID, SCHEMA
+from tests.proxy.written import ONE, WRITERS
 
 TITLE = '{"title": "hello"}'
 FORM = {"type": "json_schema", "json_schema": {"name": "t", "schema": SCHEMA}}
@@ -66,6 +68,49 @@ async def test_beside_tools_a_call_is_as_good_as_the_form(serve: Serve, prescrib
     assert "When you answer without calling a tool" in seen.prompts[1] and misfits(stand) == ["", ""]
     first, second = stand.recorded()
     assert second.follows == first.id and second.prefix_length == first.prompt_length + len(first.sampled)
+
+
+BOTH = [
+    (path, calls | form)
+    for path, calls, _ in CALLS
+    for other, form, schema in ANSWERS
+    if path == other and schema == SCHEMA
+]
+
+
+def continued(prompt: str) -> str:
+    """A call, from where the proxy has begun it."""
+    text = WRITERS["qwen"][1](ONE)
+    given = next((size for size in range(len(text), 0, -1) if prompt.endswith(text[:size])), 0)
+    return "\nhm\n</think>" if prompt.endswith("<think>") else text[given:]
+
+
+@pytest.mark.parametrize(("path", "fields"), BOTH)
+async def test_the_schema_is_shown_beside_a_required_call(path: str, fields: dict[str, Any], serve: Serve) -> None:
+    seen = Seen(lambda prompt, ids: continued(prompt))
+    stand = await serve(seen, prescribed="prefill")
+    answer = await stand.ask(path, SAID[path] | fields)
+    assert answer["status"] == 200 and '"shell"' in json.dumps(answer) and SHOWN in seen.prompts[0]
+    assert misfits(stand) == [""] and stand.recorded()[0].given
+
+
+@pytest.mark.parametrize("prescribed", ["prefill", "grammar"])
+async def test_the_choice_of_calls_may_change_in_a_conversation(serve: Serve, prescribed: str) -> None:
+    """OpenAI's Agents SDK requires a call until there is one, and other clients forbid calls at the end."""
+    stand = await serve(
+        lambda prompt, ids: TITLE if prompt.count("<tool_response>") == 2 else continued(prompt), prescribed=prescribed
+    )
+    history, answers = [user("look")], []
+    for choice in ("required", "auto", "none"):
+        answer = await stand.chat(*history, tools=[SHELL], response_format=FORM, tool_choice=choice)
+        answers.append(message := answer["choices"][0]["message"])
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "a b"} for call in message.get("tool_calls", ())
+        ]
+        history += [message, *results]
+    assert answers[2]["content"] == TITLE and [len(each.get("tool_calls", ())) for each in answers] == [1, 1, 0]
+    paths = [stand.path(index) for index in range(3)]
+    assert [after[: len(before)] == before for before, after in pairwise(paths)] == [True, True]
 
 
 async def test_a_schema_at_the_end_only_is_a_branch_that_follows(serve: Serve) -> None:

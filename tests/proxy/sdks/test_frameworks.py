@@ -151,8 +151,19 @@ async def test_a_framework_does_its_task(name: str, serve: Serve, tmp_path: Path
     table.append(f"| {version} | {len(rows)} | {conversations} | {expected.chains} | {trained} of {len(rows)} |")
 
 
-async def _run(name: str, url: str, key: str, home: Path) -> dict[str, Any]:
-    """The JSON that the framework's script prints."""
+@pytest.mark.long
+async def test_a_required_call_and_a_form_are_one_chain(serve: Serve, tmp_path: Path) -> None:
+    stand = await serve(script, prescribed="prefill")
+    answer = await _run("openai_agents", stand.url, "agent", tmp_path, script="openai_agents_form")
+    rows = stand.recorded()
+    assert answer["record"] == RECORD and [row.misfit for row in rows] == [""] * 3
+    assert [bool(row.given) for row in rows] == [True, False, False]
+    whole = [stand.path(index) for index in range(3)]
+    assert whole[1][: len(whole[0])] == whole[0] and whole[2][: len(whole[1])] == whole[1]
+
+
+async def _run(name: str, url: str, key: str, home: Path, script: str = "") -> dict[str, Any]:
+    """The JSON that a framework's script prints. `script`: its name, where that is not the framework's."""
     if name == "mastra":
         packages = await asyncio.to_thread(environments.npm_packages, MASTRA)
         [node] = packages.glob("node_modules/node-linux-*/bin/node")  # it needs a newer one than Debian's
@@ -161,7 +172,7 @@ async def _run(name: str, url: str, key: str, home: Path) -> dict[str, Any]:
         python = environments.made(name) if name == "google_genai" else await asyncio.to_thread(environments.make, name)
         need(f"{name} (python -m tests.proxy.sdks.environments {name})", python is not None)
         # -P: its own folder would hide the packages of the same names
-        command = [str(python), "-P", str(FRAMEWORKS / f"{name}.py")]
+        command = [str(python), "-P", str(FRAMEWORKS / f"{script or name}.py")]
     variables = {"PATH": os.environ["PATH"], "HOME": str(home), "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key}
     variables["PYTHONPATH"] = str(TASK)
     process = await asyncio.create_subprocess_exec(
