@@ -31,6 +31,8 @@ from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.recording.turn import Turn
 
 SCHEME = "litellm:"
+CUT = "length"
+"""How a provider, and the client's answer, name an end by the limit of tokens."""
 KINDS = {408: "silent", 429: "busy", 503: "busy"}
 """HTTP status of a provider -> kind of EngineError; other 4xx are "refused", all others "failed"."""
 
@@ -68,17 +70,19 @@ class ProviderAnswer:
             self.ended_by = choice.get("finish_reason") or self.ended_by
         return pieces
 
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls so far. In a whole answer, a call without arguments has an empty object."""
+        nothing = "" if self.ended_by in ("", CUT) else "{}"
+        return tuple(ToolCall(id, name, arguments or nothing) for id, name, arguments in self.calls.values())
+
     def check(self) -> None:
-        """Raise EngineError unless the provider ended the answer and every call's arguments are a JSON object."""
+        """Raise EngineError unless the provider ended the answer and every call's arguments are a JSON object, but for
+        those that the answer's length has cut."""
         if not self.ended_by:
             raise EngineError("died", "the provider ended its stream without a finish reason")
-        for _, name, arguments in self.calls.values():
-            try:
-                whole = isinstance(json.loads(arguments or "{}"), dict)
-            except ValueError:
-                whole = False
-            if not whole:
-                raise EngineError("failed", f"the provider called {name!r} with arguments that are no JSON object")
+        broken = next((call.name for call in self.tool_calls() if not _is_object(call.arguments)), None)
+        if broken is not None and self.ended_by != CUT:
+            raise EngineError("failed", f"the provider called {broken!r} with arguments that are no JSON object")
 
 
 @dataclass
@@ -107,18 +111,19 @@ class ProviderTurn(Turn):
             async for pieces in parts:
                 yield pieces
         self.answer.check()
-        self.sampling.finish = "length" if self.answer.ended_by == "length" else "stop"
+        self.sampling.finish = CUT if self.answer.ended_by == CUT else "stop"
 
     def reply(self) -> Reply:
-        """The answer so far. Token counts are the provider's; where it gives none, the local tokenizer's."""
+        """The answer so far, without cut calls. Token counts are the provider's; where it gives none, the local
+        tokenizer's."""
         answer, usage = self.answer, self.answer.usage
-        calls = tuple(ToolCall(id, name, arguments or "{}") for id, name, arguments in answer.calls.values())
+        calls = tuple(call for call in answer.tool_calls() if _is_object(call.arguments))
         sampled = usage.get("completion_tokens")
         return Reply(
             content=answer.text,
             reasoning=answer.reasoning,
             tool_calls=calls,
-            finish_reason="tool_calls" if calls else self.sampling.finish or "stop",
+            finish_reason=CUT if self.sampling.finish == CUT else "tool_calls" if calls else "stop",
             prompt_tokens=usage.get("prompt_tokens") or len(self.prompt.ids),
             sampled_tokens=len(self.template.encode(answer.text)) if sampled is None else sampled,
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
@@ -127,7 +132,7 @@ class ProviderTurn(Turn):
 
     def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
         pieces = self.answer.add(recorded.reply)
-        self.sampling.finish = "length" if recorded.finish_reason in CUT_FINISH_REASONS else "stop"
+        self.sampling.finish = CUT if recorded.finish_reason in CUT_FINISH_REASONS else "stop"
         return pieces, self.reply()
 
 
@@ -199,6 +204,13 @@ class Provider:
         status = int(vars(error).get("status_code", 500))
         kind = KINDS.get(status, "refused" if 400 <= status < 500 else "failed")
         return EngineError(kind, f"the provider of {self.model} answered HTTP {status}: {message}")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _libraries() -> tuple[Any, type[Exception]]:

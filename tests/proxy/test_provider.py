@@ -4,11 +4,13 @@ The provider is a second gateway before a scripted engine, reached by litellm ov
 """
 
 import json
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from proxy.call import Call
 from proxy.commands.main import main
@@ -24,7 +26,7 @@ from proxy.prompt.splice import PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.provider import ProviderTurn
 from tests.conftest import need
-from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
+from tests.proxy.conftest import SHELL, Seen, Serve, Stand, listening, shell_call, user
 from tests.proxy.test_purposes import issued_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")  # litellm's own
@@ -176,6 +178,51 @@ async def test_a_stream_that_breaks_off_is_kept_as_far_as_it_came(behind: Any) -
     assert event["error"]["code"].startswith("engine_")
     (row,) = stand.recorded()
     assert row.reply["content"] and row.finish_reason == "error" and row.untrainable and len(row.sampled) == 0
+
+
+def calling(finish: str) -> web.Application:
+    """A provider that is cut in its third call, or says that it was."""
+    arguments = ['{"command": "ls"}', "", '{"command": "pw']
+    calls = [
+        {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": "shell", "arguments": text}}
+        for i, text in enumerate(arguments)
+    ]
+    said = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+
+    async def answer(request: web.Request) -> web.Response:
+        part = "delta" if (await request.json()).get("stream") else "message"
+        body = {"id": "x", "created": 1, "model": "tiny", "object": "chat.completion"}
+        text = json.dumps({**body, "choices": [{"index": 0, part: said, "finish_reason": finish}]})
+        if part == "message":
+            return web.Response(text=text, content_type="application/json")
+        return web.Response(text=f"data: {text}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    return app
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_call_that_the_length_has_cut_is_left_out(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        monkeypatch.setenv("OPENAI_API_BASE", f"{await listening(calling('length'), stack)}/v1")
+        stand = await serve(url="litellm:openai/tiny")
+        async with stand.post({"messages": [user("look")], "tools": [SHELL], "stream": stream}) as answer:
+            assert answer.status == 200 and '"finish_reason":"length"' in await answer.text()
+    (row,) = stand.recorded()
+    assert [call["id"] for call in row.reply["tool_calls"]] == ["call_0"] and row.finish_reason == "length"
+
+
+async def test_a_whole_answer_with_a_broken_call_is_an_error(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncExitStack() as stack:
+        monkeypatch.setenv("OPENAI_API_BASE", f"{await listening(calling('tool_calls'), stack)}/v1")
+        stand = await serve(url="litellm:openai/tiny")
+        answer = await stand.chat(user("look"), tools=[SHELL])
+    assert answer["status"] == 502 and "arguments that are no JSON object" in answer["error"]["message"]
+    (row,) = stand.recorded()
+    assert [call["id"] for call in row.reply["tool_calls"]] == ["call_0", "call_1"] and row.finish_reason == "error"
 
 
 async def test_the_pools_tools_read_rows_of_text(behind: Any, template: ChatTemplate, tmp_path: Path) -> None:

@@ -89,3 +89,9 @@ def test_what_no_json_can_hold_stays_text() -> None:
 def test_a_recorded_value_that_the_text_cannot_be_is_not_taken() -> None:
     recorded = RecordedSchemas([{"function": {"name": "f", "arguments": '{"p": 6, "b": true}'}}])
     assert (recorded.value("f", "p", "5", False), recorded.value("f", "b", "1", False)) == ("5", "1")
+
+
+@pytest.mark.parametrize("arguments", ["", '{"p": "pw', "[1]"])
+def test_recorded_arguments_that_are_no_object_have_no_values(arguments: str) -> None:
+    recorded = RecordedSchemas([{"function": {"name": "f", "arguments": arguments}}])
+    assert recorded.value("f", "p", "5", False) == "5"

@@ -43,17 +43,28 @@ class ToolSchemas:
 
 
 class RecordedSchemas(ToolSchemas):
-    """The same for a recorded turn: values come from its recorded arguments, so its schemas are not needed."""
+    """The same for a recorded turn: values come from its recorded arguments, so its schemas are not needed.
+
+    Arguments that are no object have no values: earlier versions recorded calls in which a provider had broken off.
+    """
 
     def __init__(self, calls: Iterable[Mapping[str, Any]]):
         self._values: dict[tuple[str, str], list[Any]] = {}
         for function in (call["function"] for call in calls):
-            for name, value in json.loads(function["arguments"]).items():
+            for name, value in _recorded(function["arguments"]).items():
                 self._values.setdefault((function["name"], name), []).append(value)
         super().__init__(calls)
 
     def value(self, tool: str, parameter: str, text: str, guess: bool) -> Any:
         return next((v for v in self._values.get((tool, parameter), ()) if _stands_for(text, v)), text)
+
+
+def _recorded(arguments: str) -> dict[str, Any]:
+    try:
+        values = json.loads(arguments)
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def typed(text: str, types: set[str]) -> Any:
