@@ -183,9 +183,11 @@ class StreamedResponse(_KeptAlive):
 
     async def send(self, pieces: Sequence[Piece], number: int) -> None:
         if any(isinstance(piece, Text | Reasoning) for piece in pieces):
-            self.started.add(number)
             async with self._writing:
-                await self._write(self._opening() + self._events.deltas(pieces, number))
+                events = self._opening() + self._events.deltas(pieces, number)
+                if events:  # of reasoning that the client is not shown, nothing leaves
+                    self.started.add(number)
+                    await self._write(events)
 
     async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
         _wait_until_flushed(self._request)

@@ -77,6 +77,16 @@ async def test_a_stream_of_which_nothing_has_left_goes_on_elsewhere(serve: Serve
     assert text == "all is well" and last["choices"][0]["finish_reason"] == "stop" and done == "[DONE]"
 
 
+async def test_a_stream_of_which_only_hidden_reasoning_was_sampled_goes_on_elsewhere(serve: Serve) -> None:
+    stand = await serve(FailsFirst(Fault(text="<think>\none two three four", after=8)), replicas=2)
+    path = "/v1beta/models/tiny:streamGenerateContent?alt=sse"
+    events = await stand.events(path, {"contents": [{"parts": [{"text": "hi"}]}]})
+    parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
+    assert "".join(part["text"] for part in parts) == "all is well" and calls(stand) == [1, 1]
+    lost, row = stand.recorded()
+    assert lost.reply["reasoning_content"].startswith("one") and row.untrainable is None
+
+
 async def test_a_stream_that_has_begun_ends_and_its_retry_goes_elsewhere(serve: Serve) -> None:
     stand = await serve(FailsFirst(Fault(text="one two three four", after=3)), replicas=2)
     *_, event, done = await stand.stream(user("hi"))
