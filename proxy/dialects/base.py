@@ -21,6 +21,7 @@ GRAMMAR = "The input follows this grammar:"
 """Begins the grammar of a custom tool in its description."""
 SEALED = "YmxhY2tmb3JnZT"
 """What base64 makes of the seal, as far as the text after it does not change it."""
+FROM_URLS = str.maketrans("-_", "+/")
 SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -167,9 +168,12 @@ def is_sealed(field: str) -> bool:
 
 
 def unsealed(field: str | None) -> str:
-    """Decode reasoning from an opaque field; empty where another provider wrote the field."""
+    """Decode reasoning from an opaque field; empty where another provider wrote the field.
+
+    Google's Python client writes the field anew, in the alphabet for URLs.
+    """
     try:
-        carried = base64.b64decode(field or "", validate=True)
+        carried = base64.b64decode((field or "").translate(FROM_URLS), validate=True)
         return carried.removeprefix(SEAL).decode() if carried.startswith(SEAL) else ""
     except (binascii.Error, ValueError):
         return ""

@@ -3,8 +3,11 @@
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
+from proxy.dialects import gemini
+from proxy.dialects.base import sealed
 from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
@@ -94,6 +97,16 @@ async def test_the_prompt_is_the_models_template(serve: Serve, template: ChatTem
     expected = [{"role": "system", "content": "be brief"}, user("list"), {"role": "assistant", "tool_calls": [call]}]
     expected += [{"role": "tool", "content": "file"}, {"role": "tool", "content": '{"error":"no"}'}]
     assert seen.prompts == [template.render(expected, [SHELL])]
+
+
+def test_reasoning_comes_back_in_either_alphabet_of_base64() -> None:
+    """Google's Python client writes signatures anew, in the one for URLs."""
+    signed = sealed("why? ~~~ >>>")
+    assert "/" in signed and "+" in signed
+    for signature in (signed, signed.translate(str.maketrans("+/", "-_"))):
+        turn = {"role": "model", "parts": [{"text": "I see.", "thoughtSignature": signature}]}
+        call = gemini.read(msgspec.json.encode(body(content("hi"), turn, content("and?"))), PATH)
+        assert call.messages[1]["reasoning_content"] == "why? ~~~ >>>" and call.ignored == ()
 
 
 async def test_the_events_of_a_stream(serve: Serve) -> None:
