@@ -29,6 +29,8 @@ from proxy.parsing.turn_parser import Piece, Reasoning, Text
 NAME, PROMPT, CHOICES = "messages", "messages", ""
 SIGNATURE = "blackforge"
 """The signature of thinking blocks. Thinking is sent in the clear, but clients require a signature."""
+COUNTING = "/count_tokens"
+"""Ends the path of a request that asks for a prompt's length."""
 ROLES = ("user", "assistant", "system")
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 KINDS = {
@@ -115,6 +117,8 @@ def read(body: bytes, path: str) -> Call:
     """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
     request, unread = _reader.read(body)
     _check(request)
+    if not path.partition("?")[0].endswith(COUNTING):
+        _check_end(request.messages)
     system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
     messages = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
     tools = tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
@@ -141,11 +145,6 @@ def read(body: bytes, path: str) -> Call:
 def _check(request: _Request) -> None:
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
-    if request.messages[-1].role == "assistant":
-        refuse(
-            f"messages[{len(request.messages) - 1}].role",
-            "is 'assistant', and prefilled answers are not served; end with a user message",
-        )
     at_least_one({"max_tokens": request.max_tokens})
     choice = request.tool_choice
     if choice is not None and choice.type not in ("auto", "none", "any", "tool"):
@@ -159,6 +158,14 @@ def _check(request: _Request) -> None:
                 f"context_management.edits[{i}]",
                 "would change the history in the proxy, which is not served; send the history as it should be",
             )
+
+
+def _check_end(messages: Sequence[_Message]) -> None:
+    if messages[-1].role == "assistant":
+        refuse(
+            f"messages[{len(messages) - 1}].role",
+            "is 'assistant', and prefilled answers are not served; end with a user message",
+        )
 
 
 def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constraint | None:

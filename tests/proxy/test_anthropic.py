@@ -107,6 +107,18 @@ async def test_anthropics_client_reads_both_alike(serve: Serve) -> None:
     assert len(stand.recorded()) == 2 and counted.input_tokens == whole.usage.input_tokens
 
 
+async def test_a_history_that_ends_with_an_answer_can_be_counted(serve: Serve) -> None:
+    stand = await serve(script)
+    said: Any = [user("list"), {"role": "assistant", "content": "one two three"}]
+    async with anthropic.AsyncAnthropic(base_url=stand.url, api_key="agent") as client:
+        less = await client.messages.count_tokens(model="m", messages=said[:1])
+        more = await client.messages.count_tokens(model="m", messages=said)
+        beta = await client.beta.messages.count_tokens(model="m", messages=said)
+        with pytest.raises(anthropic.BadRequestError, match="prefilled answers are not served"):
+            await client.messages.create(model="m", max_tokens=9, messages=said)
+    assert less.input_tokens < more.input_tokens == beta.input_tokens
+
+
 async def test_a_stop_sequence_is_named(serve: Serve) -> None:
     answer = await ask(await serve(lambda prompt, ids: "one END two"), user("count"), stop_sequences=["END"])
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
