@@ -1,20 +1,28 @@
-"""Rules over a policy's text look at it once: they hold the interpreter's lock, so nothing else would run meanwhile."""
+"""What looks at a policy's text or at its files looks once: it holds the interpreter's lock, so nothing else runs."""
 
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from harness.environment.archive import Entry
 from harness.integrity.detectors import checks
 from harness.integrity.detectors.answers import grader_read
 from harness.integrity.evidence import Evidence, FileChange
 from harness.integrity.scene import Scene
+from harness.tasks import Task
+from harness.tasks.schema import Artifact
+from harness.verdict.carried.compare import Comparison, Place, _set_apart
+from harness.verdict.carried.git import harmless
 from proxy.pool.behaviour.actions import actions
 from proxy.pool.behaviour.read import events
 from proxy.pool.behaviour.shell import commands
 from proxy.pool.completions.observed import Observed, ToolResult
+from tests.harness.conftest import HELLO
 from tests.pool.behaviour.work import Row
 
 NOTHING = Evidence("Mend it.", {}, (), {}, work="/app")
@@ -22,12 +30,12 @@ SLACK = 0.05
 """Seconds that no look is too slow for, above all for the clock's."""
 
 
-def seconds(read: Callable[[str], object], text: str) -> float:
+def seconds(read: Callable[[Any], object], seen: object) -> float:
     """The seconds of this process that a look takes, the best of three."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
-        read(text)
+        read(seen)
         best = min(best, time.process_time() - began)
     return best
 
@@ -64,6 +72,11 @@ def changed(text: str) -> object:
     )
 
 
+def of_a_section(text: str) -> object:
+    """A git configuration with this in a section's name, and as many variables below it."""
+    return harmless(f'[remote "{text}"]\n' + "a\n" * len(text))
+
+
 @pytest.mark.parametrize(
     ("read", "unit", "size"),
     [
@@ -73,6 +86,8 @@ def changed(text: str) -> object:
         (spoken, "```{bash}", 2_000),
         (looked_for, "'", 1_000),
         (changed, '\\"', 2_000),
+        (harmless, "a = x{ }y", 2_000),
+        (of_a_section, ".", 1_000),
     ],
 )
 def test_four_times_the_text_takes_about_four_times_the_time(
@@ -80,6 +95,30 @@ def test_four_times_the_text_takes_about_four_times_the_time(
 ) -> None:
     """Expressions that look for the end of each beginning again take sixteen times as long."""
     once, more = (seconds(read, _text(unit, many)) for many in (size, 4 * size))
+    assert more <= 8 * once + SLACK
+
+
+def repositories(number: int) -> list[str]:
+    return [f"{one}/.git/{name}" for one in range(number) for name in ("HEAD", "hooks/pre-commit")]
+
+
+def directories(number: int) -> list[str]:
+    return [str(one) for one in range(number)]
+
+
+def set_apart(entries: dict[str, Entry]) -> object:
+    place = Place(Artifact(path="."), "/work", "")
+    given = Comparison(task=msgspec.convert(HELLO, Task), place=place, modules=list, staging=Path(), limit=0)
+    return _set_apart(given, {}, entries)
+
+
+@pytest.mark.parametrize(("left", "number"), [(repositories, 1_000), (directories, 2_000)])
+def test_four_times_the_files_take_about_four_times_the_time(left: Callable[[int], list[str]], number: int) -> None:
+    """Each repository, and each new directory, was looked for among all files again."""
+    once, more = (
+        seconds(set_apart, {path: Entry("file" if "/" in path else "directory") for path in left(many)})
+        for many in (number, 4 * number)
+    )
     assert more <= 8 * once + SLACK
 
 

@@ -152,13 +152,8 @@ def _note_difference(
 
 def _set_apart(given: Comparison, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> list[str]:
     """The topmost paths whose state from before the agent counts: they would be obeyed, by a verifier or by git."""
-    apart = [
-        path
-        for repository in repositories(now)
-        for path in obeyed(repository, now)
-        if now[path] != before.get(path) and now[path] != Entry("directory")
-    ]
-    return apart + _steering(given, before, now)
+    changed = (path for path in obeyed(now) if now[path] != before.get(path))
+    return [path for path in changed if now[path] != Entry("directory")] + _steering(given, before, now)
 
 
 def _steering(given: Comparison, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> list[str]:

@@ -7,7 +7,7 @@ that only looks like one (a bare repository in the working directory) is treated
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
 from harness.environment.archive import Entry
@@ -15,13 +15,13 @@ from harness.environment.archive import Entry
 SAFE = re.compile(
     r"core\.(?:repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|symlinks|autocrlf|eol)"
     r"|(?:user|author|committer)\.(?:name|email)|init\.defaultbranch|extensions\.objectformat"
-    r"|remote\..*\.(?:url|fetch|pushurl)|branch\..*\.(?:remote|merge|rebase)|submodule\..*\.(?:url|active)"
-    r"|pull\.(?:rebase|ff)|push\.default",
-    re.DOTALL,
+    r"|remote\.\*\.(?:url|fetch|pushurl)|branch\.\*\.(?:remote|merge|rebase)|submodule\.\*\.(?:url|active)"
+    r"|pull\.(?:rebase|ff)|push\.default"
 )
-"""Variables that make git run nothing and read nothing outside of the repository."""
+"""Variables that make git run nothing and read nothing outside of the repository; `*` stands for any subsection."""
 _SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)(?:\s+"((?:[^"\\]|\\.)*)")?\s*\]')
-_VARIABLE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:=\s*(.*?))?\s*")
+_VARIABLE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:=(.*))?")
+_OBEYED = re.compile(r"(?:^|(?<=/))(?:hooks(?=/|\Z)|(?:info/attributes|config\.worktree|commondir)\Z)")
 
 
 def repositories(entries: Mapping[str, Entry]) -> list[str]:
@@ -39,29 +39,33 @@ def _beside(name: str, entries: Iterable[str]) -> set[str]:
     return {path[: -len(name)] for path in entries if path == name or path.endswith(f"/{name}")}
 
 
-def obeyed(repository: str, entries: Iterable[str]) -> Iterator[str]:
-    """The paths in a repository that must not come from an agent."""
-    worktree = PurePosixPath(repository).parent.name == "worktrees"
-    single = {"info/attributes", "config.worktree", *(() if worktree else ("commondir",))}
+def obeyed(entries: Mapping[str, Entry]) -> Iterator[str]:
+    """The paths in repositories that must not come from an agent."""
+    found = set(repositories(entries))
     for path in entries:
-        rest = path[len(repository) :] if path.startswith(repository) else ""
-        if rest in single or rest == "hooks" or rest.startswith("hooks/"):
+        if any(_obeys(path[: match.start()], match[0], found) for match in _OBEYED.finditer(path)):
             yield path
+
+
+def _obeys(directory: str, name: str, found: Collection[str]) -> bool:
+    """Whether git obeys what has this name in a directory. A worktree needs its `commondir`."""
+    return directory in found and not (name == "commondir" and PurePosixPath(directory).parent.name == "worktrees")
 
 
 def harmless(config: str) -> str:
     """A repository's configuration without all variables that are not safe."""
     lines: list[str] = []
-    section = name = ""
+    kind = ""
     continued = False
     for line in config.splitlines():
         continues = line.endswith("\\")
         if heading := _SECTION.match(line):
             section = heading[1].lower()
-            name = section if heading[2] is None else f"{section}.{heading[2]}"
+            first, dot, _ = section.partition(".")
+            kind = f"{first}.*" if dot or heading[2] is not None else first
             lines.append(f"[{section}]" if heading[2] is None else f'[{section} "{heading[2]}"]')
         elif not continued and not continues and (variable := _VARIABLE.fullmatch(line)):
-            if SAFE.fullmatch(f"{name}.{variable[1].lower()}") and "\0" not in line:
-                lines.append(f"\t{variable[1]} = {variable[2] or 'true'}")
+            if SAFE.fullmatch(f"{kind}.{variable[1].lower()}") and "\0" not in line:
+                lines.append(f"\t{variable[1]} = {(variable[2] or '').strip() or 'true'}")
         continued = continues
     return "\n".join(lines) + "\n"

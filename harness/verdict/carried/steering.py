@@ -91,6 +91,7 @@ class Steering:
         self._places, self._beside = _below(places_of(task), root), _below(beside, root)
         self._ask = modules
         self._installed: Collection[str] | None = None
+        self._packages = {path.rpartition("/")[0] for path in now if path.rpartition("/")[2].startswith("__init__.")}
         self._brought = _brought(task)
 
     def paths(self, read: Callable[[str], bytes | None]) -> list[str]:
@@ -141,8 +142,7 @@ class Steering:
             if module is not None:
                 return self._is_module(module[1])
             return entry.kind == "link" and self._is_module(name)  # to a directory, which Python imports as a package
-        below = (other for other in self._now if other.startswith(f"{path}/__init__."))
-        return next(below, None) is not None and self._is_module(name)
+        return path in self._packages and self._is_module(name)
 
     def _is_module(self, name: str) -> bool:
         if name in sys.stdlib_module_names or name in OWN_NAMES:
@@ -150,5 +150,5 @@ class Steering:
         if name in self._brought:
             return True
         if self._installed is None:
-            self._installed = self._ask()
+            self._installed = frozenset(self._ask())
         return name in self._installed
