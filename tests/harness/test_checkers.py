@@ -64,6 +64,7 @@ async def judge() -> AsyncIterator[Callable[[str], Judge]]:
         ("so \\boxed{1}, no: \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
         ("The answer is 7.\nOr rather, the final answer is: **8**", "8"),
         ("#### 12", "12"),
+        ("Answer: 7\nAnswer: \n", "7"),
         ("Answers vary.\n\n  Paris \n", "Paris"),
         ("\\boxed{never closed", "\\boxed{never closed"),
         ("", ""),

@@ -18,6 +18,7 @@ from harness.tasks import Task
 from harness.tasks.schema import Artifact
 from harness.verdict.carried.compare import Comparison, Place, _set_apart
 from harness.verdict.carried.git import harmless
+from harness.verdict.checkers import final_answer
 from proxy.pool.behaviour.actions import actions
 from proxy.pool.behaviour.read import events
 from proxy.pool.behaviour.shell import commands
@@ -88,6 +89,7 @@ def of_a_section(text: str) -> object:
         (changed, '\\"', 2_000),
         (harmless, "a = x{ }y", 2_000),
         (of_a_section, ".", 1_000),
+        (final_answer, "the answer is{\n}", 2_000),
     ],
 )
 def test_four_times_the_text_takes_about_four_times_the_time(
