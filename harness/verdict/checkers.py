@@ -92,9 +92,13 @@ def _boxed(text: str) -> str | None:
 
 
 async def _matches(pattern: str, text: str, seconds: float) -> bool:
-    """Search in a child process: a pattern can take for ever, and only the end of its process can stop it."""
+    """Search in a child process: a pattern can take for ever, and only the end of its process can stop it.
+
+    Python's warnings of a pattern are no errors.
+    """
+    command = (sys.executable, "-I", "-S", "-W", "ignore", "-c", _SEARCH)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", "-c", _SEARCH, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
         request = json.dumps([pattern, text]).encode()
