@@ -291,6 +291,8 @@ class LiveAttempt:
             (context.logs / f"{self._log_name}.log").write_text(result.output)
             if result.ended == "exit":
                 await self._classify_end(result, task)
+                if result.exit_code and self.policy_failure.kind is None:  # the output says why no answer came here
+                    raise AttemptFailed("proxy", result.output)
             elif trouble := await context.trouble():
                 raise trouble
             else:

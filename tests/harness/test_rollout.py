@@ -5,11 +5,14 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession, web
 from sqlalchemy import select
 
 from harness.agents.command import CommandAgent
@@ -188,6 +191,47 @@ async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(context:
     with context.pool.blocking.read() as connection:
         row = connection.execute(select(attempts).where(attempts.c.id == attempt.id)).one()
     assert (row.failure, row.exit_code) == ("engine", 0) and "engine_silent" in row.detail
+
+
+@asynccontextmanager
+async def losing(url: str) -> AsyncIterator[str]:
+    """The URL of an endpoint before the proxy's that loses the first answer on its way back."""
+    lost: list[bytes] = []
+
+    async def forward(request: web.Request) -> web.Response:
+        headers = {name: request.headers[name] for name in ("Authorization", "Content-Type")}
+        async with (
+            ClientSession() as client,
+            client.post(f"{url}/chat/completions", data=await request.read(), headers=headers) as reply,
+        ):
+            answer = await reply.read()
+        if not lost and request.transport is not None:
+            lost.append(answer)
+            request.transport.close()
+        return web.Response(body=answer, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_answer_that_is_recorded_and_lost_on_its_way_is_asked_for_again(context: RunContext) -> None:
+    """The text of the error was graded as if the policy had written it."""
+    question: dict[str, Any] = {
+        "domain": "reasoning",
+        "instruction": "What is 6 * 7?",
+        "checker": {"kind": "exact", "answer": "42"},
+    }
+    async with losing(context.url) as url:
+        came, tries = await outcome(replace(context, url=url), **question)
+    assert (came.reward, [attempt.failure for attempt in tries]) == (1.0, ["proxy", None])
+    assert len(of_attempt(context.pool.blocking, tries[0].id)) == 1 and "gives no answer" in tries[0].detail
 
 
 LEAVES = """
