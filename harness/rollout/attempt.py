@@ -5,6 +5,8 @@ Nothing here blocks the event loop: other attempts go on meanwhile.
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -117,6 +119,10 @@ class LiveAttempt:
         self._ended_by = ""
         """The limit that ended the agent, if one did: why its sandbox may be broken."""
         self._exit_code: int | None = None
+        self._worked: Snapshot | None = None
+        """The snapshot before the last agent that has worked in the sandbox. None: none has."""
+        self._completed = 0
+        """Complete model calls of the steps before this one."""
         self._timings: dict[str, float] = {}
         self._augmentation: list[str] = row.variation.lines() if row.variation else []
         self._evidence: list[StepEvidence] = []
@@ -137,10 +143,10 @@ class LiveAttempt:
             with stage("sandbox_start"):
                 sandbox = await self._start()
             for part in parts_of(self._job.task):
-                with stage("sandbox_start"):
+                async with self._preparing("sandbox_start", sandbox, part):
                     snapshot = await self.set_up(sandbox, part.task)
                 with stage("harness"):
-                    result = await self.run_agent(sandbox, part.task, snapshot)
+                    result = await self.run_agent(sandbox, part, snapshot)
                 with stage("verifier"):  # what breaks now may be the agent's doing: no retry
                     verdict = await self.verify(sandbox, part, snapshot, result)
                 verdicts.append((part.name, verdict))
@@ -173,6 +179,23 @@ class LiveAttempt:
     async def _note_egress(self, who: str) -> None:
         await note_egress(self._context.pool, self._row, who, self._job.task, self._context.sandboxes.kind)
 
+    @asynccontextmanager
+    async def _preparing(self, kind: str, sandbox: Sandbox, part: TaskPart) -> AsyncIterator[None]:
+        """Give an error this kind, with which an attempt is tried again. Where an agent has worked it gets another.
+
+        That agent may have broken what fails now, and would get a second try: AttemptFailed("verifier") or "spoiled".
+        """
+        try:
+            with stage(kind):
+                yield
+        except AttemptFailed as error:
+            if self._worked is None or error.kind != kind:
+                raise
+            why = AttemptFailed("verifier", f"a step cannot begin where an agent has worked: {error.detail}")
+            with stage("verifier"):
+                await self._look_untouched(sandbox, part, self._worked, why)
+            raise why from error
+
     async def set_up(self, sandbox: Sandbox, task: Task) -> Snapshot:
         """Prepare the sandbox for the agent, and remember it as the agent finds it."""
         began = time.monotonic()
@@ -188,9 +211,9 @@ class LiveAttempt:
         self._add_time("setup", time.monotonic() - began)
         return snapshot
 
-    async def run_agent(self, sandbox: Sandbox, task: Task, snapshot: Snapshot) -> Result:
+    async def run_agent(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot) -> Result:
         """Let the agent work until it ends or a limit ends it. AttemptFailed when it hung or lost its sandbox."""
-        context, self._may_have_calls = self._context, True
+        context, task, self._may_have_calls = self._context, part.task, True
         await asyncio.to_thread(write_snapshot, context.logs, self._log_name, snapshot)  # many files: a while to write
         url = f"{sandbox.model_url}/v1" if sandbox.model_url else context.url
         endpoint = Endpoint(url, self._key, context.model, context.context_length)
@@ -208,9 +231,11 @@ class LiveAttempt:
         async with context.slots.agents:
             files = {"~/instruction.md": task.instruction, **launch.files}
             files |= {f"~/{mcp_forms.FILE}": mcp_forms.file_text(task.mcp)} if task.mcp else {}
-            for path, text in files.items():
-                await sandbox.write(path, text)
-                self._written.add(path.replace("~", sandbox.home, 1) if path.startswith("~/") else path)
+            async with self._preparing("harness", sandbox, part):
+                for path, text in files.items():
+                    await sandbox.write(path, text)
+                    self._written.add(path.replace("~", sandbox.home, 1) if path.startswith("~/") else path)
+            self._worked = snapshot
             began_at = time.time()  # unix time, which the proxy compares with its own
             limits = replace(limits, excused=partial(excused, began_at))
             try:
@@ -236,16 +261,20 @@ class LiveAttempt:
             return await self._verified(sandbox, part, snapshot)
         except (AttemptFailed, SandboxError) as error:
             of_verifier = error.kind == "verifier" if isinstance(error, AttemptFailed) else True
-            if isinstance(error, ImageError) or not of_verifier:
-                raise
-            if await self._context.sandboxes.was_away(self._began):
-                raise
-            await sandbox.stop()  # its place on a host that has a limit may be needed
-            async with self._context.slots.verifying:
-                if not await gives_verdict_untouched(self._context.sandboxes, part.task, snapshot, part.before):
-                    raise
-            detail = f"{error}; where no agent has worked, the verifier comes to a verdict"
-            raise AttemptFailed("spoiled", detail) from error
+            if not isinstance(error, ImageError) and of_verifier:
+                await self._look_untouched(sandbox, part, snapshot, error)
+            raise
+
+    async def _look_untouched(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot, error: Exception) -> None:
+        """After an error that leaves no verdict: AttemptFailed("spoiled") if there is one where no agent was."""
+        if await self._context.sandboxes.was_away(self._began):
+            return
+        await sandbox.stop()  # its place on a host that has a limit may be needed
+        async with self._context.slots.verifying:
+            if not await gives_verdict_untouched(self._context.sandboxes, part.task, snapshot, part.before):
+                return
+        detail = f"{error}; where no agent has worked, the verifier comes to a verdict"
+        raise AttemptFailed("spoiled", detail) from error
 
     async def _verified(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot) -> Verdict:
         task, context = part.task, self._context
@@ -331,6 +360,10 @@ class LiveAttempt:
         elif not saw.completed:
             how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
             raise AttemptFailed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
+        elif result.ended == "exit" and saw.completed == self._completed:  # what an earlier agent left may be the cause
+            how = f"exit code {result.exit_code} without a completed model call in this step"
+            raise AttemptFailed("verifier", f"{how}: {result.output[-300:].strip()}")
+        self._completed = saw.completed
         if self.policy_failure.kind is None:
             self.policy_failure = failure
 

@@ -101,6 +101,39 @@ async def test_a_failing_set_up_is_tried_again_and_then_masked(context: RunConte
     assert came.detail == "set-up ended by exit code 7: no disk"
 
 
+STEP = {
+    "name": "one",
+    "instruction": "Write hello.txt",
+    "verifier": {"command": 'test "$(cat hello.txt)" = hello', "where": "fresh"},
+}
+
+
+@pytest.mark.parametrize(
+    ("agent", "setup", "kind", "why"),
+    [
+        (SHELL_AGENT, "test -e never", "verifier", "set-up ended by exit code 1"),
+        (SHELL_AGENT, "test ! -e hello.txt", "spoiled", "set-up ended by exit code 1"),
+        (f"{SHELL_AGENT}; rm -r ~; ln -s /nowhere ~", "", "spoiled", "instruction.md cannot be written"),
+        (f"test -e hello.txt && exit 3; {SHELL_AGENT}", "", "spoiled", "exit code 3 without a completed model call"),
+        (f"test -e hello.txt && exit 127; {SHELL_AGENT}", "", "spoiled", "exit code 127 without"),
+    ],
+    ids=["its set-up fails", "set-up fails on the work", "no file can be written", "crash", "no such command"],
+)
+async def test_a_step_that_cannot_begin_where_an_agent_has_worked_is_not_tried_again(
+    context: RunContext, agent: str, setup: str, kind: str, why: str
+) -> None:
+    """Otherwise an agent that breaks the next step would get another chance at this one."""
+    came, tries = await outcome(context, agent, steps=[STEP, {**STEP, "name": "two", "setup": setup}])
+    assert (came.reward, came.failure, len(tries)) == (None, kind, 1)
+    assert why in came.detail
+
+
+async def test_a_step_whose_agent_runs_out_of_time_without_an_answer_gets_its_verdict(context: RunContext) -> None:
+    agent = f"test -e hello.txt && exec sleep 638; {SHELL_AGENT}"
+    came, tries = await outcome(context, agent, steps=[STEP, {**STEP, "name": "two", "timeout": 1}])
+    assert (came.reward, came.failure, len(tries)) == (1.0, "agent_budget", 1)
+
+
 async def test_a_verifier_without_a_verdict_leaves_the_reward_missing(context: RunContext) -> None:
     came, tries = await outcome(context, verifier={"command": "exit 2"})
     assert (came.reward, came.failure, len(tries)) == (None, "verifier", 1)
