@@ -24,12 +24,12 @@ from harness.monitor.egress import note_egress
 from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.rollout.context import Budgets, RolloutJob, RunContext
 from harness.tasks import Task, TaskPart, parts_of
-from harness.verdict.checkers import CheckerContext, check_answer
+from harness.verdict.checkers import CheckerContext, verdict_on
 from harness.verdict.findings import write_findings
 from harness.verdict.fresh import gives_verdict_untouched
 from harness.verdict.isolation import end_agent, verifier_sandbox
 from harness.verdict.rewards import Verdict, below, joined
-from harness.verdict.verifier import verify
+from harness.verdict.verifier import VERIFIER_TRIES, verify
 from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
@@ -40,7 +40,6 @@ from proxy.pool.rollouts.prompt_variations import PromptVariation, drawn
 from proxy.pool.rollouts.starts import left_replay
 from sandboxes.base import ImageError, Result, Sandbox, SandboxError
 
-VERIFIER_TRIES = 2
 LIMITS = {"timeout": "agent_budget", "cpu": "agent_budget", "memory": "agent_memory"}
 """How a sandbox ends an agent -> the failure that this is."""
 
@@ -290,7 +289,7 @@ class LiveAttempt:
             for past in range(VERIFIER_TRIES):
                 try:
                     return await verify(room, task)
-                except (AttemptFailed, SandboxError):  # it may have failed by itself, so it is asked once more
+                except (AttemptFailed, SandboxError):
                     if past + 1 == VERIFIER_TRIES:
                         raise
                     await room.end_processes()
@@ -331,7 +330,7 @@ class LiveAttempt:
             if task.network == "full" and task.checker is not None and task.checker.kind == "code":
                 await self._note_egress("verifier")
             async with context.slots.verifying:
-                return await check_answer(task, result.output, CheckerContext(context.sandboxes, context.judge))
+                return await verdict_on(task, result.output, CheckerContext(context.sandboxes, context.judge))
 
     async def _classify_end(self, result: Result, task: Task) -> None:
         """Set the policy's own failure, if any; AttemptFailed when the attempt says nothing about the policy.

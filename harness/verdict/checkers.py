@@ -6,7 +6,8 @@
 - code: the last code block passes the task's verifier in a sandbox.
 - judge: a model grades the text by the rubric, from 0 to 1. An answer can flatter or mislead it.
 
-Trouble of a checker is a missing reward. An answer that is empty or has no code is a wrong one.
+A checker in trouble is asked once more; then the reward is missing. An answer that is empty or has no code is a wrong
+one.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import sys
 from dataclasses import dataclass
 
 from harness.environment.snapshot import set_up, spec_of
-from harness.failure import AttemptFailed
+from harness.failure import AttemptFailed, stage
 from harness.tasks import Task
 from harness.tasks.schema import Checker
 from harness.verdict.chat_client import ChatModel, NoAnswer, complete
@@ -24,8 +25,8 @@ from harness.verdict.fresh import verdict_sandbox
 from harness.verdict.judge import Judge
 from harness.verdict.math_answers import is_same
 from harness.verdict.rewards import Verdict
-from harness.verdict.verifier import verify
-from sandboxes.base import Sandboxes
+from harness.verdict.verifier import VERIFIER_TRIES, verify
+from sandboxes.base import SandboxError, Sandboxes
 
 _SEARCH = "import json, re, sys; pattern, text = json.load(sys.stdin); sys.exit(0 if re.search(pattern, text) else 1)"
 _FINAL = re.compile(r"\banswer\b(?:\s+is\b\s*+:?|\s*+[:=])\s*+(.+)|####\s*+(.+)", re.IGNORECASE)
@@ -43,6 +44,28 @@ class CheckerContext:
     judge: Judge | None = None
     regex_seconds: float = 10.0
     judge_seconds: float = 300.0
+
+
+async def verdict_on(task: Task, text: str, using: CheckerContext) -> Verdict:
+    """Check an answer, and once more where there is no verdict. AttemptFailed when there is none then either.
+
+    "spoiled" where the task's tests come to a verdict on an empty block, so that the answer's code is what they fail
+    on; "verifier" otherwise.
+    """
+    for past in range(VERIFIER_TRIES):
+        try:
+            with stage("verifier"):
+                return await check_answer(task, text, using)
+        except AttemptFailed as error:
+            if error.kind != "verifier":
+                raise
+            trouble = error
+        if past + 1 < VERIFIER_TRIES and task.checker and task.checker.kind == "judge" and using.judge:
+            await asyncio.sleep(using.judge.pause_seconds)
+    if task.checker and task.checker.kind == "code" and await _gives_verdict_without(task, using.sandboxes):
+        detail = f"{trouble.detail}; on an empty block, the verifier comes to a verdict"
+        raise AttemptFailed("spoiled", detail) from trouble
+    raise trouble
 
 
 async def check_answer(task: Task, text: str, using: CheckerContext) -> Verdict:
@@ -118,14 +141,27 @@ async def _matches(pattern: str, text: str, seconds: float) -> bool:
 
 async def _by_tests(task: Task, text: str, sandboxes: Sandboxes) -> Verdict:
     blocks = code_blocks(text)
-    if not blocks:
-        return Verdict(0.0)
+    return await _tested(task, blocks[-1], sandboxes) if blocks else Verdict(0.0)
+
+
+async def _tested(task: Task, block: str, sandboxes: Sandboxes) -> Verdict:
     checker = task.checker
     assert checker is not None
     async with verdict_sandbox(sandboxes, spec_of(task)) as sandbox:
         await set_up(sandbox, task)
-        await sandbox.write(checker.path, blocks[-1])
+        await sandbox.write(checker.path, block)
         return await verify(sandbox, task)
+
+
+async def _gives_verdict_without(task: Task, sandboxes: Sandboxes) -> bool:
+    """Whether the task's tests come to a verdict without an answer's code. AttemptFailed("outage") as in fresh.py."""
+    try:
+        await _tested(task, "", sandboxes)
+    except (AttemptFailed, SandboxError) as error:
+        if isinstance(error, AttemptFailed) and error.kind == "outage":
+            raise
+        return False
+    return True
 
 
 def code_blocks(text: str) -> list[str]:
@@ -168,7 +204,7 @@ def read_score(reply: str) -> float | None:
     for text in reversed(re.findall(r"\{[^{}]*\}", reply)):
         try:
             score = json.loads(text)["score"]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             continue
         if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= 1:
             return float(score)

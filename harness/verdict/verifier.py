@@ -15,6 +15,8 @@ from harness.verdict.cases import verify_cases
 from harness.verdict.rewards import MAX_BYTES, NoReward, Verdict, from_json, from_text, within
 from sandboxes.base import Limits, Result, Sandbox, User
 
+VERIFIER_TRIES = 2
+"""How often a verifier that comes to no verdict is asked: it may have failed by itself."""
 LOGS = "/logs/verifier"
 """Where Harbor's verifiers write their rewards."""
 

@@ -48,6 +48,7 @@ WHOLE_FILE = "hello.txt\n```\nhello\n```\n"
 ANSWERS = {
     "What is 6 * 7?": "Six times seven, so the answer is $\\boxed{42}$.",
     "Write a function double": "Here:\n```python\ndef double(number):\n    return 2 * number\n```\n",
+    "Write a function that nobody can call": "Here:\n```python\nimport os\nos._exit(3)\n```\n",
 }
 """Questions of the domains without a sandbox."""
 GRADE = "You grade the work of an AI agent"

@@ -40,6 +40,11 @@ def test_questions_are_asked_and_their_answers_checked(proxy: RunningProxy, tmp_
     assert len(rows) == 6 and {row["agent"] for row in rows} == {"one-call"}
 
 
+def test_code_that_ends_its_verifier_is_spoiled(proxy: RunningProxy, tmp_path: Path) -> None:
+    assert ask(proxy, tmp_path, CODE | {"instruction": "Write a function that nobody can call"}) == 0
+    assert [(row["reward"], row["failure"]) for row in results(tmp_path / "run")] == [(None, "spoiled")] * 2
+
+
 def test_they_run_beside_tasks_in_sandboxes(run: Callable[..., list[dict[str, Any]]]) -> None:
     rows = run(tasks=[HELLO, RIGHT])
     assert {(row["task"], row["agent"], row["reward"]) for row in rows} == {

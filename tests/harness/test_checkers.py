@@ -10,7 +10,7 @@ from aiohttp import web
 
 from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verdict.checkers import CheckerContext, check_answer, code_blocks, final_answer, read_score
+from harness.verdict.checkers import CheckerContext, check_answer, code_blocks, final_answer, read_score, verdict_on
 from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict
 from sandboxes.local.process import ProcessSandboxes
@@ -31,12 +31,18 @@ def using(tmp_path: Path) -> CheckerContext:
 
 
 @pytest.fixture
-async def judge() -> AsyncIterator[Callable[[str], Judge]]:
-    """An endpoint that says what it was told to say, with the rubric and the answer in what it was asked."""
-    reply, asked = [""], []
+async def judge() -> AsyncIterator[Callable[..., Judge]]:
+    """An endpoint that says what it was told to say, with the rubric and the answer in what it was asked.
+
+    It fails as many times before as it was told to.
+    """
+    reply, asked, failures = [""], [], [0]
 
     async def chat(request: web.Request) -> web.Response:
         asked.append(await request.json())
+        failures[0] -= 1
+        if failures[0] >= 0:
+            return web.json_response({"error": "busy"}, status=503)
         if request.headers.get("Authorization") != "Bearer secret" or not reply[0]:
             return web.json_response({"error": "no"}, status=503)
         assert "<Rubric>\nbe kind\n</Rubric>" in asked[-1]["messages"][1]["content"]
@@ -50,9 +56,9 @@ async def judge() -> AsyncIterator[Callable[[str], Judge]]:
     await site.start()
     port = runner.addresses[0][1]
 
-    def saying(words: str) -> Judge:
-        reply[0] = words
-        return Judge(f"http://127.0.0.1:{port}/v1", "strict", "secret")
+    def saying(words: str, failing: int = 0) -> Judge:
+        reply[0], failures[0] = words, failing
+        return Judge(f"http://127.0.0.1:{port}/v1", "strict", "secret", pause_seconds=0.01)
 
     yield saying
     await runner.cleanup()
@@ -101,7 +107,7 @@ async def test_a_pattern_that_takes_for_ever_is_ended(using: CheckerContext) -> 
         await check_answer(endless, "a" * 60, CheckerContext(using.sandboxes, regex_seconds=0.5))
 
 
-async def test_a_judge_grades_by_the_rubric(using: CheckerContext, judge: Callable[[str], Judge]) -> None:
+async def test_a_judge_grades_by_the_rubric(using: CheckerContext, judge: Callable[..., Judge]) -> None:
     given = task("judge", rubric="be kind")
     graded = CheckerContext(using.sandboxes, judge('Well. {"score": 0.75, "reason": "kind"}'))
     assert await check_answer(given, "Dear friend", graded) == Verdict(0.75)
@@ -110,16 +116,37 @@ async def test_a_judge_grades_by_the_rubric(using: CheckerContext, judge: Callab
 
 @pytest.mark.parametrize("words", ["", "no idea", '{"score": 7}', '{"score": true}', '{"score": 1} {"score": -1}'])
 async def test_a_judge_in_trouble_is_a_missing_reward(
-    using: CheckerContext, judge: Callable[[str], Judge], words: str
+    using: CheckerContext, judge: Callable[..., Judge], words: str
 ) -> None:
     with pytest.raises(AttemptFailed, match="the judge") as failed:
         await check_answer(task("judge", rubric="be kind"), "x", CheckerContext(using.sandboxes, judge(words)))
     assert failed.value.kind == "verifier"
 
 
+async def test_a_judge_that_fails_once_is_asked_again(using: CheckerContext, judge: Callable[..., Judge]) -> None:
+    given = task("judge", rubric="be kind")
+    graded = CheckerContext(using.sandboxes, judge('{"score": 0.75}', failing=1))
+    assert await verdict_on(given, "Dear friend", graded) == Verdict(0.75)
+    graded = CheckerContext(using.sandboxes, judge('{"score": 0.75}', failing=2))
+    with pytest.raises(AttemptFailed, match="the judge: .* answers 503") as failed:
+        await verdict_on(given, "Dear friend", graded)
+    assert failed.value.kind == "verifier"
+
+
+@pytest.mark.parametrize(("command", "kind"), [("python3 check.py", "spoiled"), ("exit 3", "verifier")])
+async def test_code_that_no_test_can_judge_is_spoiled_if_tests_come_to_a_verdict_without_it(
+    using: CheckerContext, command: str, kind: str
+) -> None:
+    given = task("code", path="answer.py", verifier=TESTS | {"command": command})
+    with pytest.raises(AttemptFailed, match="exit code 3") as failed:
+        await verdict_on(given, "```python\nimport os; os._exit(3)\n```", using)
+    assert failed.value.kind == kind
+
+
 def test_the_last_score_counts() -> None:
     assert read_score('{"score": 0} and then {"score": 1, "reason": "x"} end') == 1.0
     assert read_score("") is None
+    assert read_score(f'{{"score": {"[" * 100_000}}}') is None
 
 
 async def test_fences_that_nothing_closes_are_read_once(using: CheckerContext) -> None:
