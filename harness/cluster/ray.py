@@ -252,9 +252,12 @@ class Cluster:
         return Outcome(attempt_id=max(lost, default=None), reward=None, failure=ending.failure, detail=ending.detail)
 
     async def _close(self, context: RunContext, rollout: OpenRollout, ending: Ending) -> list[int]:
-        """Close what is open of a rollout's attempts, with what their calls have sampled; return their ids."""
-        await context.end_calls(await context.pool(still_open, rollout_id=rollout.rollout_id))
-        return await context.pool(close_lost, rollout.rollout_id, ending)
+        """Close what is open of a rollout's attempts, with what their calls have sampled; return their ids.
+
+        If another harness owns the run by now, they are that one's, and stay open.
+        """
+        await context.end_calls(await context.pool(still_open, context.owner, rollout_id=rollout.rollout_id))
+        return await context.pool(close_lost, rollout.rollout_id, context.owner, ending)
 
     def _cleaning(self) -> list[Any]:
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy

@@ -216,7 +216,8 @@ def run(verb: str, settings: Settings) -> int:
                 sandboxes, logs = maker(), directory.logs
                 context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs, run_id=stored_run.id)
                 scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
-                context = replace(context, judge=judge, scorer=scorer, integrity=_integrity(settings, context.pool))
+                watch = _integrity(settings, context.pool)
+                context = replace(context, owner=claim.token, judge=judge, scorer=scorer, integrity=watch)
                 metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path, rules)
                 with placement.placed(settings, context, maker) as placed:
                     directory.begin(config | identity, verb, settings)
@@ -395,8 +396,8 @@ def _work(
 def _close_interrupted(context: RunContext, run_id: int) -> int:
     """Close the attempts of a run that nobody works at; return how many there were."""
     pool = context.pool.blocking
-    asyncio.run(context.end_calls(still_open(pool, run_id=run_id)))
-    return close_interrupted(pool, run_id)
+    asyncio.run(context.end_calls(still_open(pool, context.owner, run_id=run_id)))
+    return close_interrupted(pool, run_id, context.owner)
 
 
 async def _within(

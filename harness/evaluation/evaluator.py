@@ -99,21 +99,23 @@ class Evaluator:
             owning = owned(self._pool.blocking, run, wait_seconds=HEARTBEAT_SECONDS)
             claim = await asyncio.to_thread(held.enter_context, owning)
             await asyncio.to_thread(held.enter_context, claim.kept())
-            await self._close_interrupted(run_id)
+            context = replace(context, owner=claim.token)
+            await _close_interrupted(context, run_id)
             self._board.beside = (f"evaluation of step {of.step}", board)
             await RunLoop(context, run_id, self._plan.run_plan, board, self._slots).go()
             self._board.say(point_line(of, await self._pool(points, [evaluation])))
         finally:
             self._board.beside = None
             try:
-                await self._close_interrupted(run_id)
+                await _close_interrupted(context, run_id)
             finally:
                 await asyncio.to_thread(held.close)
 
-    async def _close_interrupted(self, run_id: int) -> None:
-        """Close the attempts of the evaluation that nobody works at."""
-        await self._context.end_calls(await self._pool(still_open, run_id=run_id))
-        await self._pool(close_interrupted, run_id)
+
+async def _close_interrupted(context: RunContext, run_id: int) -> None:
+    """Close the attempts of an evaluation that nobody works at."""
+    await context.end_calls(await context.pool(still_open, context.owner, run_id=run_id))
+    await context.pool(close_interrupted, run_id, context.owner)
 
 
 class _BesideBoard(Board):

@@ -56,6 +56,8 @@ class RunContext:
     end_calls: Callable[[Collection[int]], Coroutine[Any, Any, None]]
     """Has the proxy end the calls of these attempts, and record what they have sampled."""
     engine: EnginePresence
+    owner: str = ""
+    """Token of this harness's claim on the run. Only while it owns the run it closes what is open there."""
     slots: StageSlots = field(default_factory=lambda: StageSlots(starting=64, agents=64, verifying=64))
     budgets: Budgets = Budgets()
     judge: Judge | None = None

@@ -32,6 +32,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.evaluated import matrix, points
 from proxy.pool.processes.owners import STALE_SECONDS, this_process
+from proxy.pool.rollouts.attempts import closed_among
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import Run, admission, open_run, set_queue_limit
 from proxy.pool.schema import attempts, groups, rollouts, runs
@@ -40,6 +41,7 @@ from proxy.pool.training.steps import Published, mark_pushed, versions
 from sandboxes.local.process import ProcessSandboxes
 from tests.harness.conftest import HELLO, SHELL_AGENT, push
 from tests.harness.test_loop import task
+from tests.harness.test_run import taken_over
 from tests.pool.make import publish_next
 
 LINE = Console(quiet=True)
@@ -226,6 +228,25 @@ async def test_an_evaluation_goes_on_where_another_machine_stopped_without_varie
     with pool.read() as connection:
         of = attempts.c.run_id == evaluation.run_id
         assert connection.scalars(select(attempts.c.augmentation).where(of)).all() == [[], []]
+
+
+async def test_a_harness_whose_evaluation_was_taken_over_closes_its_own_attempts_only(
+    context: RunContext, run: Run, proxy: RunningProxy
+) -> None:
+    pool = context.pool.blocking
+    publish(pool, proxy, run, 1)
+    slow = [replace(TRAINED, agent=CommandAgent("sleep 800"))]
+    going = asyncio.create_task(work(context, run, proxy, until_step=1, scaffolds=slow, tasks=[KNOWN])[1].go())
+
+    def began() -> bool:
+        rows = [row for each in evaluations(pool, run.id) for row in run_summary(pool, each.run_id)]
+        return [row.attempts for row in rows] == [1]
+
+    await until(began)
+    theirs = taken_over(pool, evaluations(pool, run.id)[0].run_id)
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)
+    assert closed_among(pool, [theirs.id - 1, theirs.id]) == {theirs.id - 1}
 
 
 async def test_an_evaluation_that_fails_gives_its_run_up(context: RunContext, run: Run, proxy: RunningProxy) -> None:

@@ -19,6 +19,8 @@ from harness.cli import main
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.attempts import Attempt, closed_among, open_attempt
+from proxy.pool.rollouts.groups import open_rollouts
 from proxy.pool.rollouts.runs import find_run, set_queue_limit
 from proxy.pool.schema import attempts, groups, rollouts, runs
 from proxy.pool.training.steps import Published
@@ -252,18 +254,25 @@ def test_a_run_at_work_in_another_directory_is_refused_until_its_harness_is_gone
     assert successor.returncode == 130
 
 
-def test_a_harness_that_was_replaced_ends_its_agents_and_says_so(
+def test_a_harness_that_was_replaced_ends_its_own_agents_only_and_says_so(
     command_line: CommandLine, tmp_path: Path, pool: Pool
 ) -> None:
     replaced = start(command_line(tasks=[PATIENT], command=f"{SHELL_AGENT}; sleep 800"))
     wait_for(lambda: bool(sandboxes_of(replaced.pid)))
-    with pool.write() as connection:
-        row = connection.execute(select(runs).where(runs.c.name == tmp_path.name)).one()
-        owner = row.owner | {"token": "another", "machine": "elsewhere"}
-        connection.execute(update(runs).where(runs.c.id == row.id).values(owner=owner))
+    theirs = taken_over(pool, find_run(pool, tmp_path.name).id)
     output, _ = replaced.communicate(timeout=300)
     assert replaced.returncode == 2 and "another harness has taken over run" in output
-    assert sandboxes_of(replaced.pid) == []
+    assert sandboxes_of(replaced.pid) == [] and closed_among(pool, [theirs.id]) == set()
+
+
+def taken_over(pool: Pool, run_id: int) -> Attempt:
+    """Give a run with one rollout to a harness elsewhere, which opens an attempt at it."""
+    with pool.write() as connection:
+        owner = connection.scalars(select(runs.c.owner).where(runs.c.id == run_id)).one()
+        elsewhere = owner | {"token": "another", "machine": "elsewhere"}
+        connection.execute(update(runs).where(runs.c.id == run_id).values(owner=elsewhere))
+    [rollout] = open_rollouts(pool, run_id)
+    return open_attempt(pool, rollout.rollout_id, "command")[0]
 
 
 def test_a_run_works_on_postgresql(tmp_path: Path, postgres_server: Server) -> None:

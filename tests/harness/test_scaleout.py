@@ -36,7 +36,7 @@ from sandboxes.local.processes import table
 from tests import postgres
 from tests.conftest import need
 from tests.harness.conftest import HELLO, SHELL_AGENT, results
-from tests.harness.test_run import CommandLine, start, wait_for
+from tests.harness.test_run import CommandLine, start, taken_over, wait_for
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -152,6 +152,20 @@ def test_ctrl_c_ends_the_agents_on_the_nodes_and_closes_their_attempts(
     assert run.returncode == 130, output
     tries = tries_of(pool, tmp_path.name)
     assert {row.detail for row in tries} == {"the run was stopped while the attempt ran"}  # written by the nodes
+    assert all_sandboxes(cluster) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_harness_that_was_replaced_ends_its_own_agents_only_on_the_nodes(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    run = start(on_ray(command=f"{SHELL_AGENT}; sleep 600"))
+    wait_for(lambda: run.poll() is not None or len(all_sandboxes(cluster)) == 1, PATIENCE)
+    theirs = taken_over(pool, find_run(pool, tmp_path.name).id)
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 2 and "another harness has taken over run" in output
+    assert [row.id for row in tries_of(pool, tmp_path.name) if row.closed_at is None] == [theirs.id]
     assert all_sandboxes(cluster) == []
 
 

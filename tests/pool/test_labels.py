@@ -16,10 +16,11 @@ from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.database import Pool, open_pool, upgrade
 from proxy.pool.export.files import export
 from proxy.pool.inspect.show import show
+from proxy.pool.processes.owners import owned
 from proxy.pool.read import RolloutFilter
 from proxy.pool.rollouts.attempts import Ending, close_attempt, close_interrupted, open_attempt, open_session
 from proxy.pool.rollouts.groups import open_group
-from proxy.pool.rollouts.runs import open_run
+from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import completions
 from tests.pool.make import TASK, new_completion, record
 
@@ -139,7 +140,8 @@ def test_closing_an_attempt_labels_its_completions_and_no_others(pool: Pool) -> 
 def test_attempts_of_a_dead_harness_are_labelled_too(pool: Pool) -> None:
     attempt, run = new_attempt(pool)
     record(pool, calls(attempt, [TITLE, WORK, HELPER]))
-    assert close_interrupted(pool, run) == 1
+    with owned(pool, find_run(pool, "r")) as claim:
+        assert close_interrupted(pool, run, claim.token) == 1
     assert stored(pool) == LABELS
 
 

@@ -18,12 +18,14 @@ from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.run_status import run_status
 from proxy.pool.processes.owners import HARNESS, STALE_SECONDS, TRAINER, Role, owned
+from proxy.pool.rollouts.attempts import Ending, close_interrupted, close_lost, open_attempt, still_open
+from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import Run, open_run
 from proxy.pool.schema import groups, runs
 from proxy.pool.training.steps import Published, latest, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from tests.conftest import need
-from tests.pool.make import finished_group, publish_next
+from tests.pool.make import TASK, finished_group, publish_next
 
 RULE = LeaseRule(groups=1, window=4, max_staleness=9)
 
@@ -194,18 +196,24 @@ def age(pool: Pool, seconds: float) -> None:
         connection.execute(update(runs).values(owner_seen_at=runs.c.owner_seen_at - seconds))
 
 
+def move_away(pool: Pool) -> dict[str, str | int]:
+    """Let the run's harness count as one on another machine; return what it was."""
+    here = owner_of(pool)
+    assert here is not None
+    with pool.write() as connection:
+        connection.execute(update(runs).values(owner=here | {"machine": "another", "host": "far"}))
+    return here
+
+
 def test_an_owner_elsewhere_is_believed_until_it_falls_silent(pool: Pool, run: Run) -> None:
     with owned(pool, run) as first:
-        elsewhere = owner_of(pool)
-        assert elsewhere is not None
-        with pool.write() as connection:
-            connection.execute(update(runs).values(owner=elsewhere | {"machine": "another", "host": "far"}))
+        here = move_away(pool)
         with pytest.raises(UserError, match="on far"), owned(pool, run):
             pass
         age(pool, STALE_SECONDS + 1)
         with owned(pool, run):
             assert not first.renew()
-            assert msgspec.json.encode(owner_of(pool)) != msgspec.json.encode(elsewhere)
+            assert msgspec.json.encode(owner_of(pool)) != msgspec.json.encode(here)
 
 
 def test_a_process_that_the_system_hides_from_us_is_believed_until_it_falls_silent() -> None:
@@ -215,3 +223,24 @@ def test_a_process_that_the_system_hides_from_us_is_believed_until_it_falls_sile
         ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", HIDDEN], capture_output=True, text=True
     )
     assert result.stdout.split() == ["True", "False", "False"], result.stderr
+
+
+def test_a_harness_that_was_replaced_closes_no_attempts(pool: Pool, run: Run) -> None:
+    [rollout] = open_group(pool, run.id, TASK, 1)
+    lost = Ending(failure="interrupted")
+
+    def closed_by(owner: str) -> tuple[list[int], int, list[int]]:
+        found = still_open(pool, owner, run_id=run.id)
+        assert found == still_open(pool, owner, rollout_id=rollout.rollout_id)
+        return found, close_interrupted(pool, run.id, owner), close_lost(pool, rollout.rollout_id, owner, lost)
+
+    with owned(pool, run) as first:
+        mine, _ = open_attempt(pool, rollout.rollout_id, "command")
+        assert closed_by("") == ([], 0, [])
+        assert closed_by(first.token) == ([mine.id], 1, [])
+        move_away(pool)
+        age(pool, STALE_SECONDS + 1)
+        with owned(pool, run) as second:
+            theirs, _ = open_attempt(pool, rollout.rollout_id, "command")
+            assert closed_by(first.token) == ([], 0, [])
+            assert close_lost(pool, rollout.rollout_id, second.token, lost) == [theirs.id]

@@ -4,7 +4,8 @@ The row of the run names both. On the same machine, an owner counts as alive as 
 start takes over at once after kill -9. Seen from other machines, or where /proc hides another user's, it counts as
 alive for STALE_SECONDS after its last heartbeat, by the clock of the database. A trainer's token is a fencing token:
 `demand_trainer` checks it in the transactions that lease and publish, so that a trainer that was replaced cannot change
-the run. Not done: fencing of harnesses, which learn at their next heartbeat that they were replaced.
+the run. A harness that was replaced learns it at its next heartbeat. Of its writes, only the closing of all attempts of
+a run or rollout is fenced (proxy/pool/rollouts/attempts.py), so that it does not end the work of the new owner.
 """
 
 import asyncio

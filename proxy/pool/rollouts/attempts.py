@@ -130,11 +130,14 @@ def closed_among(pool: Pool, ids: Collection[int]) -> set[int]:
         return set(connection.scalars(closed))
 
 
-def still_open(pool: Pool, *, run_id: int | None = None, rollout_id: int | None = None) -> list[int]:
-    """Return the attempts of a run or a rollout that have not ended."""
+def still_open(pool: Pool, owner: str, *, run_id: int | None = None, rollout_id: int | None = None) -> list[int]:
+    """Return the attempts of a run or a rollout that have not ended; none if another than `owner` owns the run.
+
+    `owner`: the token of a harness (proxy/pool/processes/owners.py).
+    """
     of = attempts.c.run_id == run_id if rollout_id is None else attempts.c.rollout_id == rollout_id
     with pool.read() as connection:
-        return list(connection.scalars(select(attempts.c.id).where(of, attempts.c.closed_at.is_(None))))
+        return list(connection.scalars(select(attempts.c.id).where(of, _left_open(owner))))
 
 
 @retried
@@ -156,28 +159,34 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
             keep_tokens(connection, [attempt_id])
 
 
-def close_interrupted(pool: Pool, run_id: int) -> int:
-    """Close the attempts that a crashed harness left open in this run; return how many there were."""
+def close_interrupted(pool: Pool, run_id: int, owner: str) -> int:
+    """Close the attempts that a crashed harness left open in this run, if `owner` still owns it; return how many."""
     ending = Ending(failure="interrupted", detail="the harness ended while the attempt ran")
-    return len(_close_all(pool, attempts.c.run_id == run_id, ending))
+    return len(_close_all(pool, attempts.c.run_id == run_id, owner, ending))
 
 
-def close_lost(pool: Pool, rollout_id: int, ending: Ending) -> list[int]:
-    """Close the open attempts of a rollout whose machine is gone; return their ids."""
-    return _close_all(pool, attempts.c.rollout_id == rollout_id, ending)
+def close_lost(pool: Pool, rollout_id: int, owner: str, ending: Ending) -> list[int]:
+    """Close the open attempts of a rollout whose machine is gone, if `owner` still owns its run; return their ids."""
+    return _close_all(pool, attempts.c.rollout_id == rollout_id, owner, ending)
 
 
 @retried
-def _close_all(pool: Pool, which: ColumnElement[bool], ending: Ending) -> list[int]:
+def _close_all(pool: Pool, which: ColumnElement[bool], owner: str, ending: Ending) -> list[int]:
     values = {"failure": ending.failure, "detail": ending.detail, "closed_at": time.time()}
     with pool.write() as connection:
-        left_open = which & attempts.c.closed_at.is_(None)
+        left = which & _left_open(owner)
         # Locked in the order of ids, as every transaction locks attempts, so that two of them cannot deadlock.
-        ids = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
-        connection.execute(update(attempts).where(left_open, attempts.c.id.in_(ids)).values(values))
+        ids = [row.id for row in locked(connection, select(attempts.c.id).where(left).order_by(attempts.c.id))]
+        connection.execute(update(attempts).where(attempts.c.id.in_(ids)).values(values))
         write_labels(connection, ids)
         keep_tokens(connection, ids)
         return ids
+
+
+def _left_open(owner: str) -> ColumnElement[bool]:
+    """Select the open attempts of runs that the harness with this token owns. Other harnesses work at the others."""
+    owned = select(runs.c.id).where(runs.c.owner["token"].as_string() == owner)
+    return attempts.c.closed_at.is_(None) & attempts.c.run_id.in_(owned)
 
 
 def _values(key: str, agent: str) -> dict[str, Any]:
