@@ -27,10 +27,28 @@ WAKE_SECONDS = 0.2
 def attempt_here(
     station: NodeSetup, packed: bytes, rollout: OpenRollout, agent: Agent, parcel: bytes | None
 ) -> NodeReport:
-    """Make one attempt. When Ray cancels it, the agent is ended and the attempt closed before this returns."""
+    """Make one attempt. When Ray cancels it, the agent is ended and the attempt closed before this returns.
+
+    An error of the node itself (a full disk, say) is the failure `harness`, which another node tries again.
+    """
+    try:
+        return _report(station, packed, rollout, agent, parcel)
+    except ImportError:  # ends the run, which says what to install
+        raise
+    except Exception as error:  # whatever broke here may work on another node
+        detail = f"{type(error).__name__}: {error}"
+        failed = Outcome(attempt_id=None, reward=None, failure="harness", detail=detail)
+        return NodeReport(node=_this_node(), outcome=failed, logs={})
+
+
+def _this_node() -> str:
     import ray  # an optional dependency
 
-    node = ray.get_runtime_context().get_node_id()
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def _report(station: NodeSetup, packed: bytes, rollout: OpenRollout, agent: Agent, parcel: bytes | None) -> NodeReport:
     outcome = error = None
     place = make_place()
     logs = place / "logs"
@@ -45,7 +63,7 @@ def attempt_here(
     finally:
         kept = {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
         remove(place)
-    return NodeReport(node=node, outcome=outcome, error=error, logs=kept)
+    return NodeReport(node=_this_node(), outcome=outcome, error=error, logs=kept)
 
 
 def _with_copies(task: dict[str, Any], parcel: bytes | None, place: Path) -> dict[str, Any]:

@@ -157,8 +157,8 @@ class Cluster:
                     f"a Ray node lacks what the harness is built on ({error.cause}); on every node: "
                     "pip install 'blackforge[ray,postgres]'"
                 ) from error
-            raise
-        except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, _Stranded) as error:
+            return await self._lost(context, rollout, repr(error.cause))
+        except (self._ray.exceptions.RayError, _Stranded) as error:  # no memory or disk is left there, say
             return await self._lost(context, rollout, _first_line(error))
         return self._reported(context, rollout, report)
 

@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,12 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import attempts
 from sandboxes.local.leftovers import ListedSandbox, list_sandboxes, remove_orphans
-from sandboxes.local.process import ProcessSandboxes, remove
+from sandboxes.local.process import ProcessSandboxes, default_root, remove
 from sandboxes.local.processes import table
 from tests import postgres
 from tests.conftest import need
 from tests.harness.conftest import HELLO, SHELL_AGENT, results
-from tests.harness.test_run import CommandLine, start, taken_over, wait_for
+from tests.harness.test_run import PATIENT, CommandLine, finished, names, start, taken_over, wait_for
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -167,6 +168,54 @@ def test_a_harness_that_was_replaced_ends_its_own_agents_only_on_the_nodes(
     assert run.returncode == 2 and "another harness has taken over run" in output
     assert [row.id for row in tries_of(pool, tmp_path.name) if row.closed_at is None] == [theirs.id]
     assert all_sandboxes(cluster) == []
+
+
+@contextmanager
+def third_node(cluster: "Cluster", environment: dict[str, str]) -> Iterator[None]:
+    """A node that is started with these variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        node = cluster.add_node(num_cpus=2, **SMALL)
+    try:
+        yield
+    finally:
+        cluster.remove_node(node)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_what_a_node_cannot_hold_is_tried_again_on_another_one(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / default_root().name).touch()  # where the node would keep its sandboxes
+    with third_node(cluster, {"TMPDIR": str(tmp_path)}):
+        assert main(on_ray("-n", "6", "--concurrency", "6", command=f"{SHELL_AGENT}; sleep 10")) == 0
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 6
+    assert [row.failure for row in tries_of(pool, tmp_path.name)] == [None] * 6
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_node_without_memory_costs_its_own_attempts_only(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    patient = f"{SHELL_AGENT}; while ! test -e {tmp_path}/open; do sleep 0.2; done"
+    poor = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "100"}
+    with third_node(cluster, poor):
+        run = start(on_ray("-n", "6", "--concurrency", "6", command=patient, tasks=[PATIENT]))
+        try:
+            wait_for(lambda: tmp_path.name in names(pool), PATIENCE)
+            wait_for(lambda: run.poll() is not None or finished(pool, tmp_path.name) == 2, PATIENCE)
+            (tmp_path / "open").touch()
+            output, _ = run.communicate(timeout=400)
+        finally:
+            run.kill()
+    assert run.returncode == 0, output
+    rows = results(tmp_path / "run")
+    assert Counter(row["failure"] for row in rows) == {None: 4, "interrupted": 2}
+    assert all("running low on memory" in row["detail"] for row in rows if row["failure"])
+    assert all(row.closed_at is not None for row in tries_of(pool, tmp_path.name))
 
 
 @pytest.mark.long
