@@ -18,7 +18,7 @@ from harness.loop import RunLoop
 from harness.monitor.progress import Board
 from harness.monitor.trainer_watch import TrainerWatch
 from harness.rollout.context import RunContext
-from harness.setup.stack import RunningProxy, ask_health
+from harness.setup.stack import RunningProxy, ask_health, reason
 from proxy.pool.inspect.evaluated import point_line, points
 from proxy.pool.processes.owners import HEARTBEAT_SECONDS, owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
@@ -78,8 +78,11 @@ class Evaluator:
 
     async def _engine_at(self, version: str) -> str:
         """The engine to hold; empty where there is none, which is said."""
-        health = await asyncio.to_thread(ask_health, self._proxy.url, self._proxy.admin_key)
-        engine, why = engine_to_hold([(replica.url, replica.version) for replica in health.replicas], version)
+        try:
+            health = await asyncio.to_thread(ask_health, self._proxy.url, self._proxy.admin_key)
+            engine, why = engine_to_hold([(replica.url, replica.version) for replica in health.replicas], version)
+        except OSError as error:
+            engine, why = "", f"the proxy does not answer ({reason(error)})"
         if why and why not in self._said:
             self._said.add(why)
             self._board.say(f"eval_hold holds no engine: {why}; newer weights may sample a part of the evaluation")

@@ -99,7 +99,7 @@ class RunningProxy:
         try:
             health = await asyncio.to_thread(ask_health, self.url, self.admin_key)
         except OSError as error:
-            return AttemptFailed("proxy", f"the proxy {self.url} does not answer ({_reason(error)})")
+            return AttemptFailed("proxy", f"the proxy {self.url} does not answer ({reason(error)})")
         if not health.engine.ok:
             return AttemptFailed("engine", f"the engine {health.engine.url} of the proxy {self.url} does not answer")
         return None
@@ -150,7 +150,7 @@ def connect(url: str, pool: str | None, admin_key: str | None = None) -> Running
         health = ask_health(url, admin_key)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the proxy {url} does not answer ({_reason(error)}); start `proxy serve` or correct --proxy"
+            f"the proxy {url} does not answer ({reason(error)}); start `proxy serve` or correct --proxy"
         ) from error
     pool = pool or health.pool
     if pool is None:
@@ -317,5 +317,6 @@ def _end(log: Path) -> str:
     return lines[-1].removeprefix("error: ")[-500:] if lines else "its log is empty"
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return what an error of a request says, without the name of the library."""
     return str(error.reason if isinstance(error, urllib.error.URLError) else error)

@@ -36,7 +36,7 @@ from proxy.pool.rollouts.attempts import closed_among
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import Run, admission, open_run, set_queue_limit
 from proxy.pool.schema import attempts, groups, rollouts, runs
-from proxy.pool.training.evaluations import evaluations, find_teacher, open_evaluation
+from proxy.pool.training.evaluations import evaluations, find_teacher, is_finished, open_evaluation
 from proxy.pool.training.steps import Published, mark_pushed, versions
 from sandboxes.local.process import ProcessSandboxes
 from tests.harness.conftest import HELLO, SHELL_AGENT, push
@@ -157,6 +157,18 @@ async def test_every_agent_is_evaluated_at_every_task_beside_the_training_and_ne
     assert len(whole["points"]) == 8 and whole["matrix"][-1]["trained"] == ["trained"]
     assert main(["evaluations", "--pool", proxy.pool, "--name", found[0].run]) == 2
     assert "was not evaluated; start it with --eval-tasks" in capsys.readouterr().err
+
+
+async def test_no_engine_is_held_where_the_proxy_does_not_say_what_its_engines_serve(
+    context: RunContext, run: Run, proxy: RunningProxy
+) -> None:
+    publish(context.pool.blocking, proxy, run, 1)
+    console = Console(file=StringIO(), width=400)
+    away = replace(proxy, url="http://127.0.0.1:9")
+    await work(context, run, away, until_step=1, hold=True, console=console, tasks=[KNOWN])[1].go()
+    [evaluation] = evaluations(context.pool.blocking, run.id)
+    assert evaluation.of.engine == "" and await context.pool(is_finished, evaluation)
+    assert "eval_hold holds no engine: the proxy does not answer" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_an_evaluation_without_a_finished_rollout_says_that(
