@@ -77,7 +77,7 @@ async def run_trial(sandboxes: Sandboxes, spec: TrialSpec) -> Trial:
         reward = verdict.reward
     except AttemptFailed as failed:
         failure, detail = "verifier" if failed.kind == "verifier" else "environment", failed.detail
-    except SandboxError as error:
+    except (SandboxError, OSError) as error:  # this machine's disk is full, say
         failure, detail = "environment", str(error)
     seconds = time.monotonic() - began
     key, kind, number, variation, where = spec.name

@@ -1,6 +1,7 @@
 """harness validate: tasks that are broken on purpose get the verdict that names what is broken."""
 
 import json
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -102,6 +103,17 @@ async def test_a_directory_that_has_gone_breaks_its_trial_and_no_other(tmp_path:
     gone = msgspec.convert(broken("a", directories={"data": str(tmp_path / "gone")}), Task)
     trial = await run_trial(ProcessSandboxes(tmp_path / "sandboxes"), TrialSpec(gone, "a", "no-op", 0))
     assert (trial.reward, trial.failure) == (None, "environment") and "gone" in trial.detail
+
+
+async def test_an_error_of_this_machine_breaks_its_trial_and_no_other(tmp_path: Path) -> None:
+    task = msgspec.convert(broken("a"), Task)
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))  # nothing more can be opened
+    try:
+        trial = await run_trial(ProcessSandboxes(tmp_path / "sandboxes"), TrialSpec(task, "a", "no-op", 0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert (trial.reward, trial.failure) == (None, "environment") and "Too many open files" in trial.detail
 
 
 def test_a_no_op_without_a_verdict_is_no_zero(validate: Validate) -> None:
