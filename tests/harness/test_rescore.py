@@ -97,6 +97,16 @@ def test_rollouts_that_no_step_has_taken_get_new_rewards_and_keep_the_old_ones(
     pool.close()
 
 
+def test_the_rollouts_of_a_task_share_it(database: str) -> None:
+    pool = open_pool(database)
+    run_id = open_run(pool, "r", "train", {}).id
+    finished(pool, run_id, {"one": 1.0, "three": 0.0})
+    finished(pool, run_id, {"four": 1.0})
+    one, *others = scorable(pool, run_id)
+    assert one.task == TASK and len(others) == 2 and all(other.task is one.task for other in others)
+    pool.close()
+
+
 def test_a_run_with_a_reward_function_and_the_example(
     run: Callable[..., list[dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,20 +80,22 @@ def of_attempt(pool: Pool, attempt_id: int) -> dict[str, Any]:
 def scorable(pool: Pool, run_id: int) -> list[Scorable]:
     """Return the finished rollouts of a run that have a reward or could have one, in queue order."""
     query = (
-        select(rollouts, tasks.c.spec, groups.c.queue_index, groups.c.state, attempts.c.agent)
+        select(rollouts, groups.c.task_id, groups.c.queue_index, groups.c.state, attempts.c.agent)
         .add_columns(attempts.c.timings, attempts.c.exit_code)
         .join_from(rollouts, groups)
-        .join(tasks, tasks.c.id == groups.c.task_id)
         .join(attempts, attempts.c.id == rollouts.c.attempt_id)
         .where(groups.c.run_id == run_id, groups.c.dropped_at.is_(None), rollouts.c.finished_at.is_not(None))
         .where(rollouts.c.reward.is_not(None) | rollouts.c.failure.in_(ASKED_AGAIN))
     )
     with pool.read() as connection:
         rows = connection.execute(query).all()
-    return [_scorable(row) for row in sorted(rows, key=lambda row: (row.queue_index, row.member))]
+        # Apart, as a run has few tasks and many rollouts of each.
+        specs = {row.id: row.spec for row in connection.execute(select(tasks).where(tasks.c.run_id == run_id))}
+    rows = sorted(rows, key=lambda row: (row.queue_index, row.member))
+    return [_scorable(row, specs[row.task_id]) for row in rows]
 
 
-def _scorable(row: Any) -> Scorable:
+def _scorable(row: Any, task: Mapping[str, Any]) -> Scorable:
     """A rollout with the verifier's outcome: the oldest that was replaced, or the one that it has."""
     first = (row.replaced or [{}])[0]
     own = {"reward": _earned(row), "parts": row.reward_parts or {}, "failure": row.failure, "detail": row.detail or ""}
@@ -105,7 +107,7 @@ def _scorable(row: Any) -> Scorable:
         member=row.member,
         state=row.state,
         agent=row.agent,
-        task=row.spec,
+        task=task,
         timings=row.timings or {},
         exit_code=row.exit_code,
         current=row.reward,
