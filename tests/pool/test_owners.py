@@ -1,11 +1,14 @@
 """One harness at a time works at a run."""
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +20,7 @@ from sqlalchemy import select, update
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.run_status import run_status
+from proxy.pool.processes import owners
 from proxy.pool.processes.owners import HARNESS, STALE_SECONDS, TRAINER, Role, owned
 from proxy.pool.rollouts.attempts import Ending, close_interrupted, close_lost, open_attempt, still_open
 from proxy.pool.rollouts.groups import open_group
@@ -223,6 +227,28 @@ def test_a_process_that_the_system_hides_from_us_is_believed_until_it_falls_sile
         ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", HIDDEN], capture_output=True, text=True
     )
     assert result.stdout.split() == ["True", "False", "False"], result.stderr
+
+
+async def test_a_heartbeat_waits_for_no_other_work(pool: Pool, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "HEARTBEAT_SECONDS", 0.01)
+    loop, ended = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    with owned(pool, run) as claim:
+        began = seen(pool)
+        busy, keeping = asyncio.create_task(asyncio.to_thread(ended.wait)), asyncio.create_task(claim.keep())
+        try:
+            async with asyncio.timeout(60):
+                while seen(pool) == began:
+                    await asyncio.sleep(0.01)
+        finally:
+            ended.set()
+            keeping.cancel()
+            await asyncio.gather(busy, keeping, return_exceptions=True)
+
+
+def seen(pool: Pool) -> float | None:
+    with pool.read() as connection:
+        return connection.scalar(select(runs.c.owner_seen_at))
 
 
 def test_a_harness_that_was_replaced_closes_no_attempts(pool: Pool, run: Run) -> None:

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +81,12 @@ class RunClaim:
 
     async def keep(self) -> None:
         """Send heartbeats until cancelled; UserError when another process has taken the run over."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            if not await asyncio.to_thread(self.renew):
-                raise _replaced(self._role, self.run.name)
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "heartbeat") as own_thread:  # long work may hold all threads of asyncio
+            while True:
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+                if not await loop.run_in_executor(own_thread, self.renew):
+                    raise _replaced(self._role, self.run.name)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
