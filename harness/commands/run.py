@@ -209,28 +209,28 @@ def run(verb: str, settings: Settings) -> int:
             check_tool_formats(proxy, settings.augment)
             backend = backend_for(choice, settings, proxy, identity["name"])
             anchors = _anchors(settings, mix, pool, identity["name"])
-            stored_run = open_run(pool, identity["name"], identity["purpose"], config)
             plan, rules = _plan(settings, mix, scaffolds, anchors), RuleMetrics()
-            with owned(pool, stored_run) as claim:
-                maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
-                sandboxes, logs = maker(), directory.logs
-                context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs, run_id=stored_run.id)
-                scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
-                watch = _integrity(settings, context.pool)
-                context = replace(context, owner=claim.token, judge=judge, scorer=scorer, integrity=watch)
-                metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path, rules)
-                with placement.placed(settings, context, maker) as placed:
+            maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
+            sandboxes, logs = maker(), directory.logs
+            context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs)
+            context = _with_scorers(context, settings, judge)
+            metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path, rules)
+            with placement.placed(settings, context, maker) as placed:
+                # Binds the name to these settings, so what cannot be used has been refused by now.
+                stored_run = open_run(pool, identity["name"], identity["purpose"], config)
+                with owned(pool, stored_run) as claim:
+                    context = replace(placed, owner=claim.token, engine=placed.engine.of_run(stored_run.id))
                     directory.begin(config | identity, verb, settings)
                     expected = plan.expected()
                     note_directory(pool, stored_run.id, directory.path)
                     directory.write_whereabouts(Whereabouts(pool=proxy.pool, name=stored_run.name, expected=expected))
                     board = Board(console, expected, run_summary(pool, stored_run.id), rules)
                     slots = asyncio.Semaphore(plan.concurrency)
-                    loop, evaluator = RunLoop(placed, stored_run.id, plan, board, slots), None
+                    loop, evaluator = RunLoop(context, stored_run.id, plan, board, slots), None
                     if evaluated:
                         what = evaluation_plan(settings, evaluated.mix, scaffolds)
-                        evaluator = Evaluator(placed, stored_run, what, proxy=proxy, board=board, slots=slots)
-                    return _work(RunWork(loop, evaluator, board), placed, claim, directory, metrics)
+                        evaluator = Evaluator(context, stored_run, what, proxy=proxy, board=board, slots=slots)
+                    return _work(RunWork(loop, evaluator, board), context, claim, directory, metrics)
 
 
 def _say_left_out(console: Console, *sources: LoadedTasks | None) -> None:
@@ -246,6 +246,12 @@ def _judge(settings: Settings, tasks: Sequence[Task]) -> Judge | None:
         if judge is None and task.checker is not None and task.checker.kind == "judge":
             raise UserError(f"the checker of task {task.id!r} is a judge; name its endpoint with --judge URL")
     return judge
+
+
+def _with_scorers(context: RunContext, settings: Settings, judge: Judge | None) -> RunContext:
+    """The context with what the settings name to score rollouts. UserError when something of it cannot be used."""
+    scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
+    return replace(context, judge=judge, scorer=scorer, integrity=_integrity(settings, context.pool))
 
 
 def _integrity(settings: Settings, pool: AsyncPool) -> IntegrityWatch | None:
@@ -329,7 +335,7 @@ def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold], ancho
 
 
 def make_context(
-    proxy: RunningProxy, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path, run_id: int | None = None
+    proxy: RunningProxy, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path
 ) -> RunContext:
     """Make the context that all rollouts of a run with these settings share."""
     all_rollouts = settings.concurrency
@@ -342,7 +348,7 @@ def make_context(
         logs=logs,
         trouble=proxy.trouble,
         end_calls=proxy.end_calls,
-        engine=EnginePresence(proxy.url, proxy.admin_key, settings.engine_patience, run_id),
+        engine=EnginePresence(proxy.url, proxy.admin_key, settings.engine_patience),
         slots=StageSlots(
             starting=settings.starting or all_rollouts,
             agents=all_rollouts,

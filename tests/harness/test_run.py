@@ -223,6 +223,28 @@ def test_a_first_try_that_could_not_start_binds_nobody(
     assert len(run("-n", "3")) == 3
 
 
+@pytest.mark.parametrize(
+    "more, sentence",
+    [
+        (["--reward", "x:y"], "No module named 'x'"),
+        (["--integrity", "tell", "--integrity-judge", "missing.toml"], "missing.toml"),
+        (["--ray", "auto"], "is a file of this machine, which a cluster's nodes cannot write"),
+    ],
+)
+def test_what_cannot_be_used_binds_nobody(
+    run: Callable[..., Any],
+    command_line: CommandLine,
+    tmp_path: Path,
+    pool: Pool,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    sentence: str,
+) -> None:
+    assert main(command_line("-n", "2", *more)) == 2
+    assert sentence in capsys.readouterr().err and tmp_path.name not in names(pool)
+    assert len(run("-n", "3")) == 3
+
+
 def test_a_directory_in_use_is_refused(command_line: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
     user = start(command_line(tasks=[PATIENT], command=f"{SHELL_AGENT}; sleep 800"))
     try:
