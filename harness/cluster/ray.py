@@ -4,7 +4,7 @@ One attempt is one Ray task, so Ray places it by the node's free CPUs and memory
 admission, the order of tasks, retries and outcomes. The attempts of a node that dies are closed as interrupted, which
 revokes their keys, and run again on other nodes under new keys. An attempt that failed on a node is retried on another
 one, if there is one. The run brings the packages harness, proxy and sandboxes to the nodes. Their dependencies
-(`pip install 'blackforge[ray,postgres]'`), and an agent for process sandboxes, must be installed there.
+(docs/runs.md, "Ray"), and an agent for process sandboxes, must be installed there.
 
 Left out: autoscaling, Ray's dashboard, and Ray's own retries, which would reuse a key that is revoked.
 """
@@ -154,8 +154,8 @@ class Cluster:
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ImportError):
                 raise UserError(
-                    f"a Ray node lacks what the harness is built on ({error.cause}); on every node: "
-                    "pip install 'blackforge[ray,postgres]'"
+                    f"a Ray node lacks what the harness is built on ({error.cause}); in a checkout on every node: "
+                    "pip install -c constraints.txt -e '.[ray,postgres]'"
                 ) from error
             return await self._lost(context, rollout, repr(error.cause))
         except (self._ray.exceptions.RayError, _Stranded) as error:  # no memory or disk is left there, say
@@ -209,7 +209,7 @@ class Cluster:
     def _nowhere(self, wants: dict[str, float]) -> UserError:
         return UserError(
             f"no node of the Ray cluster has {wants['CPU']:g} CPUs and {wants['memory'] / (1 << 20):g} MB for an "
-            "attempt; add a node, or lower --attempt-cpus or the task's limits.memory_mb, and repeat the command"
+            "attempt; add a node, or lower the task's limits.memory_mb, and repeat the command"
         )
 
     def _avoided(self, rollout: OpenRollout, wants: dict[str, float]) -> set[str]:

@@ -329,7 +329,8 @@ def test_a_collapse_is_taken_back_twice_with_its_batches_and_then_pauses_the_run
     train(msgspec.structs.replace(config, steps=4), ranks)
     helper.join()
     assert ended == [0] and steps.metrics(pool, run_id)[-1]["step"] == 4
-    printed = capsys.readouterr().out
+    printed, alarms = capsys.readouterr()
+    assert "monitor: collapse pauses the run after" in alarms
     assert "paused by collapse: step 3: collapse = 0.25 is below 0.4, since step 2" in printed
     assert "run demo goes on" in printed and "the pause is over" in printed
     assert main(["continue", "--pool", config.pool, "--run", "demo"]) == 2

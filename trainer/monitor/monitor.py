@@ -4,6 +4,7 @@ What it knows of earlier steps is in their published metrics, so a restarted tra
 rollback takes them back too. What it did is in the pool (proxy/pool/training/interventions.py) and is done once.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -47,7 +48,7 @@ class Monitor:
         """Return what tells of a phase of this step that hangs."""
 
         def tell(text: str) -> None:
-            print(f"alarm in step {step}: {text}", flush=True)
+            print(f"alarm in step {step}: {text}", file=sys.stderr, flush=True)
             runs.record_event(self._pool, self._run_id, "alarm", f"step {step}: {text}")
 
         return PhaseWatch(self._earlier(), tell)
@@ -172,7 +173,7 @@ class Monitor:
 
     def _say(self, text: str) -> None:
         runs.record_event(self._pool, self._run_id, "monitor", text)
-        print(f"monitor: {text}", flush=True)
+        print(f"monitor: {text}", file=sys.stderr, flush=True)
 
     def _states(self, rules: Sequence[WatchedRule], metrics: Mapping[str, Any], step: int) -> dict[str, RuleState]:
         """Return the states of rules after a step with these metrics."""
