@@ -247,14 +247,10 @@ async def test_a_harness_whose_evaluation_was_taken_over_closes_its_own_attempts
 ) -> None:
     pool = context.pool.blocking
     publish(pool, proxy, run, 1)
-    slow = [replace(TRAINED, agent=CommandAgent("sleep 800"))]
+    began = context.logs / "began"
+    slow = [replace(TRAINED, agent=CommandAgent(f"touch {began}; sleep 800"))]
     going = asyncio.create_task(work(context, run, proxy, until_step=1, scaffolds=slow, tasks=[KNOWN])[1].go())
-
-    def began() -> bool:
-        rows = [row for each in evaluations(pool, run.id) for row in run_summary(pool, each.run_id)]
-        return [row.attempts for row in rows] == [1]
-
-    await until(began)
+    await until(began.exists)
     theirs = taken_over(pool, evaluations(pool, run.id)[0].run_id)
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
