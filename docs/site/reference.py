@@ -300,16 +300,18 @@ def _tables_page() -> str:
 
 
 def meanings() -> dict[tuple[str, str], str]:
-    """The comment beside each column of the schema, by table and column. Those without one are left out."""
+    """The comment beside or above each column of the schema, by table and column. Those without one are left out."""
     source = inspect.getsource(schema)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
     found = {}
     for table in ast.walk(ast.parse(source)):
         if isinstance(table, ast.Call) and ast.unparse(table.func) == "Table":
             for column in (one for one in table.args if isinstance(one, ast.Call)):
-                lines = range(column.lineno, (column.end_lineno or column.lineno) + 1)
-                text = " ".join(comments[line] for line in lines if line in comments)
+                above = comments.get(column.lineno - 1)
+                alone = above is not None and above.line.strip() == above.string
+                lines = range(column.lineno - alone, (column.end_lineno or column.lineno) + 1)
+                text = " ".join(comments[line].string.lstrip("# ") for line in lines if line in comments)
                 if ast.unparse(column.func) == "Column" and text:
                     found[ast.literal_eval(table.args[0]), ast.literal_eval(column.args[0])] = text
     return found
