@@ -21,6 +21,10 @@ class SandboxError(Exception):
     """A sandbox could not do what was asked. The message is one sentence."""
 
 
+class TooMuchToCopy(SandboxError):
+    """A place holds more than may be copied out of the sandbox. Another try would find the same."""
+
+
 class ImageError(SandboxError):
     """An image is missing or cannot be built, so every sandbox of this image will fail."""
 

@@ -9,7 +9,7 @@ from harness.environment.archive import MAX_ENTRIES, Entry, TooMuch, unpack
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import Artifact
-from sandboxes.base import MAX_COPY_MB, Sandbox
+from sandboxes.base import MAX_COPY_MB, Sandbox, TooMuchToCopy
 
 HEADERS = MAX_ENTRIES * 1536
 """Bytes that the headers of an archive may take, besides the files."""
@@ -43,13 +43,11 @@ async def state_of(sandbox: Sandbox, artifacts: Sequence[Artifact], limit: int) 
     state: dict[str, Mapping[str, Entry]] = {}
     for artifact in artifacts:
         with tempfile.TemporaryFile() as archive:
-            if await sandbox.pack(artifact.place, archive, limit + HEADERS, artifact.service):
-                archive.seek(0)
-                root = root_of(artifact, sandbox)
-                try:
+            try:
+                if await sandbox.pack(artifact.place, archive, limit + HEADERS, artifact.service):
+                    archive.seek(0)
+                    root = root_of(artifact, sandbox)
                     state[root] = (await asyncio.to_thread(unpack, archive, None, root, {}, limit)).entries
-                except TooMuch as error:
-                    raise AttemptFailed(
-                        "image", f"{error}; the set-up leaves too much to tell changes from it"
-                    ) from error
+            except (TooMuch, TooMuchToCopy) as error:
+                raise AttemptFailed("image", f"{error}; the set-up leaves too much to tell changes from it") from error
     return state

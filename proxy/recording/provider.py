@@ -209,7 +209,7 @@ class Provider:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # a model may repeat a bracket until its length cuts it
         return False
 
 

@@ -10,6 +10,7 @@ Shared pages count once per process. Needs Linux (/proc, pidfd).
 """
 
 import asyncio
+import errno
 import os
 import re
 import secrets
@@ -22,7 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, Sandbox, SandboxError, Spec, User
+from sandboxes.base import (
+    MAX_COPY_MB,
+    Ended,
+    Limits,
+    OnOutput,
+    Result,
+    Sandbox,
+    SandboxError,
+    Spec,
+    TooMuchToCopy,
+    User,
+)
 from sandboxes.clocks import time_up
 from sandboxes.local import files, memory_group
 from sandboxes.local.processes import FIRST_NAMESPACE, MARK, kill, namespace, now_ticks, processes_of, start_of, table
@@ -335,7 +347,8 @@ class ProcessSandbox:
         try:
             return await asyncio.to_thread(files.pack, place, archive, limit)
         except OSError as error:
-            raise SandboxError(f"{path} of sandbox {self.id} cannot be packed ({error})") from error
+            kind = TooMuchToCopy if error.errno == errno.EFBIG else SandboxError
+            raise kind(f"{path} of sandbox {self.id} cannot be packed ({error})") from error
 
     async def changed(self) -> Mapping[str, bool]:
         return {}

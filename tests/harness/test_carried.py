@@ -7,7 +7,7 @@ import sys
 import tarfile
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.shared import shared_warning
 from sandboxes.base import Limits, SandboxError
 from sandboxes.fleet import HostOptions, Hosts
+from sandboxes.local import files as local_files
 from sandboxes.local.process import ProcessSandboxes
 from tests.harness.conftest import HELLO
 
@@ -313,6 +314,16 @@ async def test_more_than_may_be_carried_is_no_verdict(
     with pytest.raises(AttemptFailed, match="holds more than 20 files") as failed:
         await carried(sandboxes, "for i in $(seq 30); do touch $i; done", "true")
     assert failed.value.kind == "verifier" and list(sandboxes.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", [archives, local_files], ids=["reading", "packing"])
+async def test_a_set_up_that_leaves_more_than_may_be_read_is_at_fault_itself(
+    sandboxes: ProcessSandboxes, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    monkeypatch.setattr(module, "MAX_ENTRIES", 20)
+    with pytest.raises(AttemptFailed, match="more than 20 files.*the set-up leaves too much") as failed:
+        await carried(sandboxes, "true", "true", "for i in $(seq 30); do touch $i; done", carry="changes")
+    assert failed.value.kind == "image"
 
 
 @pytest.mark.parametrize("whole", [True, False])

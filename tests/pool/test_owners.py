@@ -246,6 +246,27 @@ async def test_a_heartbeat_waits_for_no_other_work(pool: Pool, run: Run, monkeyp
             await asyncio.gather(busy, keeping, return_exceptions=True)
 
 
+async def test_the_end_of_a_run_waits_for_no_heartbeat(pool: Pool, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for the database, while the loop has sandboxes to remove."""
+    monkeypatch.setattr(owners, "HEARTBEAT_SECONDS", 0.0)
+    begun, answered, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        begun.set()
+        answered.wait(10)
+        over.set()
+        return True
+
+    with owned(pool, run) as claim:
+        monkeypatch.setattr(claim, "renew", slow)
+        keeping = asyncio.create_task(claim.keep())
+        await asyncio.to_thread(begun.wait)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        assert not over.is_set()
+        answered.set()
+
+
 def seen(pool: Pool) -> float | None:
     with pool.read() as connection:
         return connection.scalar(select(runs.c.owner_seen_at))

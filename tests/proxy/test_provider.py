@@ -181,8 +181,8 @@ async def test_a_stream_that_breaks_off_is_kept_as_far_as_it_came(behind: Any) -
 
 
 def calling(finish: str) -> web.Application:
-    """A provider that is cut in its third call, or says that it was."""
-    arguments = ['{"command": "ls"}', "", '{"command": "pw']
+    """A provider that is cut in its third and its fourth call, or says that it was."""
+    arguments = ['{"command": "ls"}', "", '{"command": "pw', '{"command": ' + "[" * 5000]
     calls = [
         {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": "shell", "arguments": text}}
         for i, text in enumerate(arguments)

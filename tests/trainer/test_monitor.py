@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row, open_pool
@@ -372,6 +372,18 @@ def test_a_rule_that_masks_by_the_reward_stays_in_its_alarm_while_rollouts_show_
     assert [row["excluded_tokens"] for row in metrics] == [{}, *[{"monitor: overpaid": 16}] * 2, {}]
     assert [row["reward_mean"] for row in metrics] == pytest.approx([1.5, 1 / 3, 1 / 3, 0.5])
     assert noted(pool, "alarm") == ["alarm in step 2: overpaid = 1.5 is above 1.2, since step 1: reward_mean"]
+
+
+def test_a_rule_that_masks_by_the_reward_counts_no_rollout_that_others_left_out(ranks: Ranks, tmp_path: Path) -> None:
+    rule = {"name": "overpaid", "figure": "reward_mean", "above": 1.2, "steps": 1, "action": "mask"}
+    config, pool, run_id = prepare(tmp_path, 1, rule)
+    for members in ([(9.0, 8), (1.0, 8), (0.0, 8)], *[GOOD] * 3):
+        record(pool, run_id, "t", members)
+    with pool.write() as connection:
+        connection.execute(update(rollouts).where(rollouts.c.reward == 9.0).values(set_aside="a cheat"))
+    train(config, ranks)
+    row = steps.metrics(pool, run_id)[-1]
+    assert (row["monitor"]["overpaid"], row["alarms"], row["reward_mean"]) == (0, [], pytest.approx(0.5))
 
 
 def test_a_task_that_shows_it_is_dropped_with_what_is_queued_of_it(ranks: Ranks, tmp_path: Path) -> None:

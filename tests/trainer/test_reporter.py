@@ -23,6 +23,7 @@ from tests.conftest import need
 from tests.trainer.make import fill, make_config, write_model
 from trainer.commands.rollback import roll_back
 from trainer.config import Config
+from trainer.config.monitor import MonitorConfig
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
@@ -104,6 +105,18 @@ def test_an_alarm_of_a_step_whose_push_fails_is_noted_once_by_the_next_start(
         train(config, ranks)
     [event] = noted(pool, "alarm")
     assert event.startswith("alarm in step 1: kl_rollout = ") and capsys.readouterr().err.count(event) == 1
+
+
+def test_a_start_with_another_bound_tells_no_old_alarm_again(ranks: Ranks, tmp_path: Path) -> None:
+    """A person raises it to end a pause, say: of the new bound the alarm would not be true."""
+    bound = {"name": "long", "figure": "trained_tokens", "above": 0, "steps": 1}
+    config, pool = prepare(tmp_path, 1, monitor={"rule": [bound]})
+    train(config, ranks)
+    [told] = noted(pool, "alarm")
+    assert told.startswith("alarm in step 1: long = ")
+    raised = msgspec.convert({"rule": [bound | {"above": 1e9}]}, MonitorConfig)
+    train(msgspec.structs.replace(config, monitor=raised), ranks)
+    assert noted(pool, "alarm") == [told]
 
 
 def test_an_alarm_of_a_step_that_is_trained_again_is_noted_again(ranks: Ranks, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from trainer.config.monitor import Rule
 from trainer.monitor.builtin import WatchedRule, watched_rules
 from trainer.monitor.figures import compared, flat
 from trainer.monitor.liveness import PhaseWatch, slowest
-from trainer.monitor.rollouts import behaviour, lengths, own_figures
+from trainer.monitor.rollouts import behaviour, lengths, own_figures, rewarded, unmasked
 from trainer.monitor.states import LEVELS, OK, RuleState, advance
 from trainer.step_files import complete
 
@@ -88,9 +88,8 @@ class Monitor:
         return self._states(rules, self._of_rollouts(groups), step) if rules else {}
 
     def _of_rollouts(self, groups: Sequence[LeasedGroup]) -> dict[str, Any]:
-        """Return those metrics of a batch that are known before its step, with the rewards of masked rollouts."""
-        members = (member for group in groups for member in group.rollouts)
-        rewards = [member.reward for member in members if member.reward is not None]
+        """Return those metrics of a batch that are known before its step. What the monitor masks counts in them."""
+        rewards = [reward for group in unmasked(groups) for reward, _ in rewarded(group)]
         mean = {"reward_mean": fmean(rewards)} if rewards else {}
         return mean | behaviour(groups, {}) | lengths(groups, self._labels)
 
@@ -116,7 +115,7 @@ class Monitor:
                 new = before.get(name, OK).level != "alarm" or metrics.get("alarms") != self._alarms_before(step)
                 if state.level == "alarm" and new and not metrics.get("alarms"):
                     said.append(f"advice in step {step}: {sentence(watched, state)}")
-            elif state.entered(step):
+            elif state.entered(step) and state.value is not None and watched.rule.breaks(state.value):
                 said.append(f"alarm in step {step}: {sentence(watched, state)}")
             elif state.level == "ok" and before.get(name, OK).level == "alarm":
                 said.append(f"the alarm {name} is over in step {step}")

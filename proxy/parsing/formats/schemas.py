@@ -62,7 +62,7 @@ class RecordedSchemas(ToolSchemas):
 def _recorded(arguments: str) -> dict[str, Any]:
     try:
         values = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 

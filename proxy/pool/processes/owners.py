@@ -82,11 +82,14 @@ class RunClaim:
     async def keep(self) -> None:
         """Send heartbeats until cancelled; UserError when another process has taken the run over."""
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, "heartbeat") as own_thread:  # long work may hold all threads of asyncio
+        own_thread = ThreadPoolExecutor(1, "heartbeat")  # long work may hold all threads of asyncio
+        try:
             while True:
                 await asyncio.sleep(HEARTBEAT_SECONDS)
                 if not await loop.run_in_executor(own_thread, self.renew):
                     raise _replaced(self._role, self.run.name)
+        finally:
+            own_thread.shutdown(wait=False)  # a heartbeat may wait for the database, and other tasks have to end
 
     @contextmanager
     def kept(self) -> Iterator[None]:

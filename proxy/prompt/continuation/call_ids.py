@@ -40,7 +40,8 @@ def _turn(message: Message, recorded: Sequence[str] | None, form: Format, taken:
     calls = message.get("tool_calls") or ()
     if all(call["id"] for call in calls):
         return message
-    ids = recorded or form.lasting_ids([call["function"]["name"] for call in calls], taken)
+    names = [call["function"]["name"] for call in calls]
+    ids = recorded or form.lasting_ids(names, taken | {call["id"] for call in calls})
     return {**message, "tool_calls": [{**call, "id": call["id"] or id} for call, id in zip(calls, ids, strict=True)]}
 
 

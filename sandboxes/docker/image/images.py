@@ -77,8 +77,8 @@ FINAL = re.compile(
 PULLS = re.compile(r"Step \d+/\d+ : FROM ", re.IGNORECASE)
 """The step of a build that pulls."""
 NO_IMAGE = "no such image"
-NO_SHELL = "/bin/sh: no such file"
-"""What runc says where the image has none."""
+NO_SHELL = re.compile(r"/bin/sh\b.{0,40}(no such file|not found)", re.IGNORECASE)
+"""What runc, crun and youki say where the image has none."""
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class Images:
                 finally:
                     await container.delete(force=True, v=True)
         except SandboxError as error:
-            if NO_SHELL not in str(error):
+            if not NO_SHELL.search(str(error)):
                 raise
             raise ImageError(str(error)) from error
 

@@ -335,6 +335,28 @@ async def test_a_registry_that_is_busy_is_asked_again_and_its_last_word_is_heard
         assert len(registry.seen) == asked
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        'exec: "/bin/sh": stat /bin/sh: no such file or directory: unknown',
+        "crun: executable file `/bin/sh` not found: No such file or directory: OCI runtime error",
+        "executable '/bin/sh' for container not found",
+    ],
+    ids=["runc", "crun", "youki"],
+)
+async def test_an_image_without_a_shell_is_told_for_good(
+    daemon: DockerSandboxes, context: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """In the words of each runtime, of which this machine has the first."""
+
+    async def refuse(self: DockerContainer) -> None:
+        raise DockerError(400, words)
+
+    monkeypatch.setattr(DockerContainer, "start", refuse)
+    with pytest.raises(ImageError, match="/bin/sh"):
+        await daemon.start(replace(SMALL, image=Image(context=context)))
+
+
 async def test_a_daemon_that_fails_while_it_prepares_an_image_is_asked_again(
     daemon: DockerSandboxes, context: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
