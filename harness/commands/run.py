@@ -25,7 +25,7 @@ from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import of_run
 from harness.environment.varied import check_unseen
 from harness.evaluation.evaluator import Evaluator, RunWork
-from harness.evaluation.plan import evaluation_plan
+from harness.evaluation.plan import EvaluationPlan, evaluation_plan
 from harness.integrity.watch import IntegrityWatch, judges_of
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
@@ -225,12 +225,25 @@ def run(verb: str, settings: Settings) -> int:
                     note_directory(pool, stored_run.id, directory.path)
                     directory.write_whereabouts(Whereabouts(pool=proxy.pool, name=stored_run.name, expected=expected))
                     board = Board(console, expected, run_summary(pool, stored_run.id), rules)
-                    slots = asyncio.Semaphore(plan.concurrency)
-                    loop, evaluator = RunLoop(context, stored_run.id, plan, board, slots), None
-                    if evaluated:
-                        what = evaluation_plan(settings, evaluated.mix, scaffolds)
-                        evaluator = Evaluator(context, stored_run, what, proxy=proxy, board=board, slots=slots)
-                    return _work(RunWork(loop, evaluator, board), context, claim, directory, metrics)
+                    evaluates = evaluation_plan(settings, evaluated.mix, scaffolds) if evaluated else None
+                    work = _run_work(context, claim, plan, evaluates, proxy, board)
+                    return _work(work, context, claim, directory, metrics)
+
+
+def _run_work(
+    context: RunContext,
+    claim: RunClaim,
+    plan: RunPlan,
+    evaluates: EvaluationPlan | None,
+    proxy: RunningProxy,
+    board: Board,
+) -> RunWork:
+    """Make the work of a run. Its evaluations, where it has any, share the places of its rollouts."""
+    slots = asyncio.Semaphore(plan.concurrency)
+    loop = RunLoop(context, claim.run.id, plan, board, slots)
+    if evaluates is None:
+        return RunWork(loop, None, board)
+    return RunWork(loop, Evaluator(context, claim.run, evaluates, proxy=proxy, board=board, slots=slots), board)
 
 
 def _say_left_out(console: Console, *sources: LoadedTasks | None) -> None:

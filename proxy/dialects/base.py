@@ -170,7 +170,7 @@ def is_sealed(field: str) -> bool:
 def unsealed(field: str | None) -> str:
     """Decode reasoning from an opaque field; empty where another provider wrote the field.
 
-    Google's Python client writes the field anew, in the alphabet for URLs.
+    Google's Python client encodes the field again, in the alphabet for URLs.
     """
     try:
         carried = base64.b64decode((field or "").translate(FROM_URLS), validate=True)

@@ -65,7 +65,7 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),  # as --name and the files say it
+    Column("name", Text, nullable=False, unique=True),  # unique in the pool: the run is called by it
     Column("purpose", Text, nullable=False),  # train | eval | collect
     Column("config", JSON, nullable=False),  # the settings that may not change when it is resumed
     Column("queue_limit", Integer),  # groups that may be open at once; null: no trainer has set a limit
