@@ -118,9 +118,10 @@ def test_a_stack_of_layers_is_measured_by_flat_rows_and_tree(bare: dict[str, str
 def test_long_paths_are_measured(bare: dict[str, str]) -> None:
     measures = figures("long_paths", bare)
     assert measures["path"]["tokens"] == 499 and measures["group8"]["tokens"] == 375 + 8 * 13
-    chunks = measures["group8_by_logits_tokens"]
-    assert list(chunks) == ["16"]
-    assert all(one["activation_bytes_all_layers"] >= one["activation_bytes"] > 0 for one in chunks.values())
+    assert all(
+        one["activation_bytes_all_layers"] >= one["activation_bytes"] > 0
+        for one in (measures["path"], measures["group8"])
+    )
 
 
 @pytest.mark.long

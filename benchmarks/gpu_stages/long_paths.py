@@ -1,4 +1,4 @@
-"""Stage 3: one path of 200,000 tokens, and a group of 8 that shares 150,000, with recompute and chunked logits.
+"""Stage 3: one path of 200,000 tokens, and a group of 8 that shares 150,000, with recompute.
 
 One layer of Qwen3-4B is measured. `activation_bytes` is what forward and backward passes take at their peak beside
 weights, gradients and optimizer; a further layer adds the hidden states that recompute keeps, one vector per token.
@@ -20,8 +20,6 @@ from trainer.report.flops import flops, merged
 
 PATH, SHARED, MEMBERS = 200_000, 150_000, 8
 LAYERS = 1
-LOGITS = (1024,)
-"""Rows of logits in memory at once, beside the trainer's own choice (trainer/megatron/model/model.py)."""
 
 
 def figures(scene: Scene) -> Iterator[dict[str, Any]]:
@@ -39,11 +37,6 @@ def figures(scene: Scene) -> Iterator[dict[str, Any]]:
         forward_backward(policy, [history(random.Random(2), 4, path // 200)], merge=True)  # compiles the kernels
         for name, rows in batches.items():
             yield {name: scene.tried(partial(one_batch, scene, policy, rows, sizes))}
-        chunks: dict[str, Any] = {}
-        for tokens in (16,) if scene.small else LOGITS:
-            policy.model.logits_tokens = tokens
-            chunks[str(tokens)] = scene.tried(lambda: one_batch(scene, policy, batches["group8"], sizes))
-            yield {"group8_by_logits_tokens": chunks}
 
 
 def one_batch(scene: Scene, policy: Policy, rows: list[TrainingRow], sizes: Sizes) -> dict[str, Any]:

@@ -37,11 +37,11 @@ class Stage:
 
 STAGES = (
     Stage("attention", 95),
-    Stage("stack", 68),
-    Stage("long_paths", 62),
+    Stage("stack", 66),
+    Stage("long_paths", 60),
     Stage("step", 115),
-    Stage("demo_replay", 48),
-    Stage("mixture", 52),
+    Stage("demo_replay", 46),
+    Stage("mixture", 58),
     Stage("gradients", 60),
     Stage("compiled", 40),
 )

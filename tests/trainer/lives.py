@@ -54,6 +54,8 @@ class Lives:
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.trainer.lives"],
+                # A fork can use no GPU, as Megatron's imports call CUDA before it.
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,

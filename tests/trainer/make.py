@@ -10,6 +10,7 @@ from zlib import crc32
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -25,6 +26,13 @@ from trainer.data.row import TrainingRow
 VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 16, 2
 """Heads are of 16 numbers, the fewest that FlexAttention takes on a GPU. The qwen2 model has fewer heads than HEADS."""
 EXPERTS, EXPERT_FFN = 8, 16
+
+
+def cpu_only(reason: str) -> pytest.MarkDecorator:
+    """Skip a test on a machine with a GPU, where it cannot hold for this reason."""
+    return pytest.mark.skipif(torch.cuda.is_available(), reason=reason)
+
+
 LLAMA_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,

@@ -213,7 +213,7 @@ def test_the_control_run_keeps_reported_rewards() -> None:
 def gradients(policy: Policy, micros: list[list[TrainingRow]], denominator: int) -> dict[str, torch.Tensor]:
     """The loss and every parameter's gradient as Megatron's DDP accumulates it."""
     policy.ddp.zero_grad_buffer()
-    total = torch.zeros(())
+    total = torch.zeros((), device=policy.shard.device)
     for rows in micros:
         packed, tokens = pack(rows, policy.shard)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of("cispo", 0.0, 5.0))[0] / denominator

@@ -19,7 +19,7 @@ from proxy.engine.sglang import CPU_PATH
 from proxy.pool.errors import UserError
 from proxy.pool.training.steps import Version
 from tests.conftest import need
-from tests.trainer.make import HEADS_OF, HIDDEN, VOCABULARY, make_config, write_model
+from tests.trainer.make import HEADS_OF, HIDDEN, VOCABULARY, cpu_only, make_config, write_model
 from tests.trainer.test_report import SHAPE, facts_of, group, rollout
 from tests.trainer.test_tree import rows_of
 from tests.trainer.test_weights import same_files
@@ -74,6 +74,7 @@ def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@cpu_only("FlexAttention knows no double precision")
 @pytest.mark.parametrize("family", ["mimo", pytest.param("qwen3_moe_head", marks=pytest.mark.long)])
 def test_trees_give_the_heads_the_loss_and_gradient_of_separate_rows(family: str, ranks: Ranks, tmp_path: Path) -> None:
     """Through the same Megatron layers, in double precision, every parameter's gradient to 1e-9."""
@@ -116,6 +117,7 @@ def test_a_place_that_branches_share_counts_once_for_each(ranks: Ranks, tmp_path
     assert branches.sum() == sum(apart) and len(places) < branches.sum() and len(places) == len(set(places.tolist()))
 
 
+@cpu_only("it asks for the same bits, and a GPU adds up in any order")
 def test_the_policy_learns_what_it_learns_without_a_head(ranks: Ranks, tmp_path: Path) -> None:
     plain, drafting = policy_of(tmp_path, ranks, drafts=0), policy_of(tmp_path, ranks)
     for _ in range(3):
@@ -268,6 +270,7 @@ def nodes(tokens: list[int], runs: tuple[TokenRun, ...]) -> Iterator[tuple[int, 
         yield tuple(tokens[j] for j in range(i + 1) if i < last[j])
 
 
+@cpu_only("it asks for the same bits, and a GPU adds up in any order")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_checkpoint_holds_the_head(precision: str, ranks: Ranks, tmp_path: Path) -> None:
     options = {"parallel": {"precision": precision}}

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy.pool.errors import UserError
-from tests.trainer.make import EXPERTS, HIDDEN, VOCABULARY, make_config, write_model
+from tests.trainer.make import EXPERTS, HIDDEN, VOCABULARY, cpu_only, make_config, write_model
 from tests.trainer.test_tree import distance, paths_in, rows_of
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import ContextShard, pack, plan
@@ -19,6 +19,7 @@ from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.model.balance import imbalance
+from trainer.megatron.model.grouped import LocalExperts
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.schedule import forward_backward
 from trainer.policy import Minibatch, Policy
@@ -140,22 +141,52 @@ class Stacks(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def fuse(model: torch.nn.Module, fused: bool) -> None:
+    """Let a model compute SwiGLU as on a GPU, where it is one kernel; on a CPU, the same formula is not compiled."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None:
+            config.bias_activation_fusion = fused
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        pytest.param(torch.float32, 1e-5, marks=cpu_only("torch has this product on a GPU in bf16 alone")),
+        (torch.bfloat16, 2e-2),
+    ],
+)
 def test_a_grouped_product_is_what_the_experts_give_one_by_one(
-    dtype: torch.dtype, tolerance: float, ranks: Ranks, tmp_path: Path
+    dtype: torch.dtype, tolerance: float, fused: bool, ranks: Ranks, tmp_path: Path
 ) -> None:
     model = Policy(write_model(tmp_path / "model", "qwen3_moe"), make_config(tmp_path), ranks).model.to(dtype)
     experts = model.decoder.layers[0].mlp.experts
     counts = torch.tensor([5, 0, 3, 1, 0, 7, 2, 6])
     generator = torch.Generator().manual_seed(0)
-    hidden, upstream = (torch.randn(24, HIDDEN, generator=generator).to(dtype) for _ in range(2))
-    weights = torch.rand(24, generator=generator)
+    hidden, upstream = (torch.randn(24, HIDDEN, generator=generator).to(ranks.device, dtype) for _ in range(2))
+    weights = torch.rand(24, generator=generator).to(ranks.device)
     inputs = [hidden.requires_grad_(), weights.requires_grad_(), *experts.parameters()]
+    fuse(model, fused)
     with Stacks() as stacks:
         grouped = experts.grouped(hidden, counts, weights)
     assert len(stacks.made) == 2 and all(storage.expired() for storage in stacks.made)
-    one_by_one = experts(hidden, counts, weights)[0]
+    fuse(model, False)
+    one_by_one = super(LocalExperts, experts).forward(hidden, counts, weights)[0]
     pairs = [(grouped, one_by_one)]
     pairs += zip(*(torch.autograd.grad(output, inputs, upstream) for output in (grouped, one_by_one)), strict=True)
     for actual, expected in pairs:
         assert (actual - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_the_fused_activation_of_a_gpu_gives_the_same_gradients(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    policy = Policy(write_model(tmp_path / "model", family), make_config(tmp_path), ranks)
+    rows = [one for one in rows_of(3, vocabulary=VOCABULARY, longest=30) if one.inputs]
+    results = []
+    for fused in (False, True):
+        fuse(policy.model, fused)
+        results.append(gradients(policy, [rows], merge=True))
+    plain, fused_kernel = results
+    assert distance(fused_kernel, plain) <= 1e-5
+    assert any(not torch.equal(plain[name], fused_kernel[name]) for name in plain)  # they are two ways to compute it

@@ -20,7 +20,7 @@ from proxy.pool.terminal import progress
 from tests.trainer.test_tree import TREE, dense, row, rows_of
 from trainer.data.tree import TokenRun, build
 from trainer.megatron.attention import magi
-from trainer.megatron.attention.flex import block_mask, flexible, show_compiling
+from trainer.megatron.attention.flex import block_mask, compiled, flexible, show_compiling
 from trainer.megatron.attention.kernels import tree_attention
 from trainer.megatron.attention.layout import AttentionLayout
 
@@ -171,6 +171,16 @@ def test_one_compilation_serves_trees_of_all_shapes(stretches: list[tuple[float,
         with torch.no_grad():
             kernel(query.contiguous(), key, value, block_mask=mask, scale=0.3, enable_gqa=True)
     assert counter.frame_count == 1
+
+
+def test_a_ninth_case_is_compiled_as_well() -> None:
+    """torch ends with an error after 8 compilations of one function, as an H200 has shown."""
+    compiled()
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    double = torch.compile(lambda x: x * 2, backend=counter, dynamic=False, fullgraph=True)
+    assert [double(torch.ones(size)).sum().item() for size in range(2, 14)] == [2 * size for size in range(2, 14)]
+    assert counter.frame_count == 12
 
 
 @pytest.mark.parametrize("complete", [True, False], ids=["whole", "PyPI's empty package"])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy.pool.errors import UserError
-from tests.trainer.make import VOCABULARY, make_config, make_rows, write_model
+from tests.trainer.make import VOCABULARY, cpu_only, make_config, make_rows, write_model
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import ContextShard, divide, pack, plan
 from trainer.data.row import TrainingRow
@@ -263,7 +263,7 @@ def test_many_slices_lose_no_more_in_half_precision_than_one_call_does() -> None
 def gradients(policy: Policy, micros: list[list[TrainingRow]], kind: str, merge: bool) -> dict[str, Tensor]:
     """The loss and every parameter's gradient."""
     policy.ddp.zero_grad_buffer()
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=policy.shard.device)
     for rows in micros:
         packed, tokens = pack(rows, policy.shard, merge)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of(kind, 0.8, 1.3))[0]
@@ -312,7 +312,7 @@ def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Pat
     packed, _ = pack(rows, policy.shard)
     size = len(packed.tokens)
     right = policy.logprobs(packed)
-    counted = replace(packed, positions=torch.arange(size))
+    counted = replace(packed, positions=torch.arange(size, device=packed.positions.device))
     unmasked = replace(packed, runs=(TokenRun(0, size, size, 0),))
     for wrong in (counted, unmasked):
         assert (policy.logprobs(wrong) - right).abs().max() > 0.1
@@ -325,6 +325,7 @@ def test_the_same_packing_gives_a_ratio_of_exactly_one(ranks: Ranks, tmp_path: P
         assert torch.equal(policy.logprobs(packed), policy.ddp(packed)[packed.branches].detach())
 
 
+@cpu_only("FlexAttention knows no double precision")
 @pytest.mark.parametrize(
     "family",
     ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen2", "qwen3_moe")), "qwen3_moe_mixed"],
@@ -407,6 +408,7 @@ class Logits(TorchDispatchMode):
         return results
 
 
+@cpu_only("torch compiles nothing while a dispatch mode looks on, and FlexAttention is slow and large uncompiled")
 def test_logits_of_all_tokens_never_exist_at_once(ranks: Ranks, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]

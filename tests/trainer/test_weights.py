@@ -101,13 +101,14 @@ def test_weights_over_the_size_of_a_file_are_several_with_an_index(tmp_path: Pat
         assert torch.equal(load_file(tmp_path / index["weight_map"][name])[name], tensor)
 
 
-def packed(sequences: list[torch.Tensor]) -> MicroBatch:
-    tokens = torch.cat(sequences)
-    positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
+def packed(sequences: list[torch.Tensor], device: torch.device) -> MicroBatch:
+    tokens = torch.cat(sequences).to(device)
+    positions = torch.cat([torch.arange(len(ids)) for ids in sequences]).to(device)
     ends = [0, *accumulate(len(ids) for ids in sequences)]
     runs = tuple(TokenRun(start, end, end, 0) for start, end in pairwise(ends))
     every = torch.arange(len(tokens))
-    return MicroBatch(tokens, positions, runs, every, tokens, every, every.numpy(), (0, len(tokens)))
+    nodes, every = every.numpy(), every.to(device)
+    return MicroBatch(tokens, positions, runs, every, tokens, every, nodes, (0, len(tokens)))
 
 
 def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tmp_path: Path) -> None:
@@ -123,7 +124,8 @@ def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tm
     subprocess.run([sys.executable, "-c", REFERENCE, *map(str, sources)], check=True, env=environment)
     for source in sources:
         expected = torch.cat(torch.load(source / "logits.pt"))
-        logits = Policy(source, make_config(tmp_path), ranks).model.logits(packed(sequences)).detach()
+        model = Policy(source, make_config(tmp_path), ranks).model
+        logits = model.logits(packed(sequences, ranks.device)).detach().cpu()
         assert expected.abs().max() > 1 and (logits - expected).abs().max() < 1e-4, source.name
 
 

@@ -20,6 +20,10 @@ from trainer.megatron.attention.layout import AttentionLayout
 
 BLOCK = 128
 """Queries, and keys, in a block: the kernel computes or skips a block as a whole."""
+COMPILATIONS = 64
+"""How often torch may compile the kernel in one process. It does so again with and without gradients, for one token,
+for one block and for more, and for some sizes that its code generator tells apart; its own limit of 8 would end a run
+that trains for hours until it meets the ninth case."""
 
 
 def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
@@ -40,6 +44,9 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout,
 @lru_cache(maxsize=1)
 def compiled() -> Any:
     """The compiled kernel. Made once, for all lengths (`dynamic`): micro-batches differ in length."""
+    from torch._dynamo import config  # seconds of CPU, which only a GPU's kernel needs
+
+    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)
     if not dist.is_initialized() or dist.get_rank() == 0:
         show_compiling()
     # fullgraph: an error where torch would otherwise compile no more kernels and compute all scores at once
@@ -52,7 +59,7 @@ def show_compiling() -> None:
 
     torch does not say how far it is.
     """
-    from torch._dynamo import on_compile_end, on_compile_start  # seconds of CPU, which only a GPU's kernel needs
+    from torch._dynamo import on_compile_end, on_compile_start
 
     shown = ExitStack()
     on_compile_start(lambda _: shown.enter_context(progress("compiling the attention kernel")))

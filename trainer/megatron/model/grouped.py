@@ -6,6 +6,7 @@ The grouped product stacks the weights first, a copy that costs little beside th
 
 import torch
 import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
@@ -32,9 +33,15 @@ class LocalExperts(SequentialMLP):
             ends = to_device(ends.numpy(), hidden.device)
         matrices = [(expert.linear_fc1.weight, expert.linear_fc2.weight) for expert in self.local_experts]
         into, out = (list(stack) for stack in zip(*matrices, strict=True))
-        gate, up = _grouped_product(hidden, into, ends).chunk(2, dim=-1)
-        inner = (F.silu(gate) * up * weights[:, None]).to(hidden.dtype)
+        inner = self.activation(_grouped_product(hidden, into, ends), weights[:, None])
         return _grouped_product(inner, out, ends)
+
+    def activation(self, product: Tensor, weights: Tensor) -> Tensor:
+        """SwiGLU of [tokens, 2 * ffn], times the weights, [tokens, 1], in the dtype of the product: [tokens, ffn]."""
+        if self.config.bias_activation_fusion:
+            return weighted_bias_swiglu_impl(product, None, weights)
+        gate, up = product.chunk(2, dim=-1)
+        return (F.silu(gate) * up * weights).to(product.dtype)
 
 
 def _grouped_product(hidden: Tensor, matrices: list[Tensor], ends: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from trainer.config.model_shape import ModelShape, demand_splits
 from trainer.data.micro_batch import MicroBatch
 from trainer.megatron.attention.attention import TreeAttention
 from trainer.megatron.attention.layout import AttentionLayout
+from trainer.megatron.device import has_gpu
 from trainer.megatron.model import transformer_engine
 from trainer.megatron.model.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.parallel import whole_vocabulary
@@ -38,8 +39,9 @@ vocabulary of 150,000 these are 2.5 GB in fp32, and the head's matrix products a
 def transformer_config(shape: ModelShape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
     """Megatron's config for a model of this shape. Raises UserError when heads, vocabulary or layers do not split.
 
-    The fusions of megatron-core 0.16.1 are off, so that CPU and GPU run the same operations; those of gradient
-    accumulation and RoPE also need apex or Transformer Engine.
+    Of the fusions of megatron-core 0.16.1, only that of the activation is on, and only on a GPU: there it keeps none of
+    the intermediate results of SwiGLU, which are most of the memory of a long path. The others are off, so that CPU and
+    GPU run the same operations; those of gradient accumulation and RoPE also need apex or Transformer Engine.
     """
     demand_splits(shape, parallel)
     return TransformerConfig(
@@ -79,7 +81,7 @@ def transformer_config(shape: ModelShape, dtype: torch.dtype, parallel: Parallel
         recompute_num_layers=1 if parallel.recompute else None,
         calculate_per_token_loss=True,  # sum gradients over ranks, do not average: the loss's scales are of the batch
         bias_dropout_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=has_gpu(),
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
