@@ -289,7 +289,7 @@ class _Answer:
             for data in events:
                 event = _decode_event(data)
                 if event.error is not None:
-                    raise EngineError("failed", f"the engine reported an error: {event.error}")
+                    raise _reported(event.error)
                 if new := self._into.extend(event):
                     self._new.append(new)
         except (EngineError, msgspec.DecodeError) as error:
@@ -300,3 +300,11 @@ class _Answer:
         self.error = self.error or error
         self.over = True
         self._changed.set()
+
+
+def _reported(error: Any) -> EngineError:
+    """The error of an event. SGLang refuses streamed calls by one: after HTTP 200, with the status as its `code`."""
+    told = error if isinstance(error, dict) else {}
+    code = told.get("code")
+    kind = error_kind(code) if isinstance(code, int) else "failed"
+    return EngineError(kind, f"the engine reported an error: {str(told.get('message', error))[:300]}")

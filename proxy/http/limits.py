@@ -59,8 +59,8 @@ class RequestLimits:
     Python's recursion ends at 1000."""
     messages: int = 20_000
     tools: int = 2_000
-    stop_strings: int = 64
-    """Each one is searched for in the text of every token."""
+    stop_strings: int = 31
+    """SGLang 0.5.23 takes 32, and where a call is prescribed the proxy adds one, the end of reasoning."""
     choices: int = 64
     """Answers to one request (n, candidateCount); each one is a call in flight."""
     stored_bytes: int = 1 << 28

@@ -99,6 +99,21 @@ async def test_a_failed_call_says_so_in_its_dialect_and_is_not_trained(serve: Se
     assert verify(stand.pool).damages == []
 
 
+@pytest.mark.parametrize("after", [0, 3])
+async def test_a_refusal_by_an_event_is_the_requests_fault_and_not_tried_again(serve: Serve, after: int) -> None:
+    refusal = '{"error": {"message": "top_p must be in (0, 1]", "type": "invalid_request_error", "code": 400}}'
+    stand = await serve(lambda prompt, ids: Fault(text=TEXT, after=after, garbage=refusal), replicas=2)
+    streamed = [(dialect, stream) for dialect, stream in CALLS if stream]
+    for dialect, stream in streamed:
+        outcome = await ask(stand, dialect, stream)
+        assert (outcome.status, outcome.retry_after, outcome.begun) == ((200 if after else 400), None, after > 0)
+        assert outcome.message == "the engine reported an error: top_p must be in (0, 1]"
+        assert dialect.name not in OPENAI or outcome.kind == "engine_refused"
+    assert sum(engine.calls for engine in stand.replicas) == len(streamed)
+    async with stand.http.get(f"{stand.url}/health") as answer:
+        assert [replica["failures"] for replica in (await answer.json())["replicas"]] == [0, 0]
+
+
 async def test_a_hanging_engine_is_given_up(serve: Serve) -> None:
     fault = Fault(text=TEXT, after=3, hang=True)
     stand = await serve(lambda prompt, ids: fault, silence=3, max_new_tokens=100)

@@ -52,6 +52,7 @@ def calling(arguments: Any) -> dict[str, Any]:
         ({"messages": 2}, chat(messages=[user("hi")] * 3), 400, "messages has 3 entries, and at most 2"),
         ({"tools": 2}, chat(tools=[SHELL] * 3), 400, "tools has 3 entries, and at most 2"),
         ({"stop_strings": 2}, chat(stop=["a", "b", "c"]), 400, "stop has 3 entries, and at most 2"),
+        ({}, chat(stop=["a"] * 32), 400, "stop has 32 entries, and at most 31"),
         ({}, chat(top_k=2**40), 400, "top_k is 1099511627776"),
         ({}, chat(top_k=1)[:-1] + b"0" * 400 + b"}", 400, "send a number within 32 bits"),
     ],

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from aiohttp import web
 
 from proxy.config import EngineConfig
 from proxy.engine import repetition
-from proxy.engine.client import RESERVED_TOKENS
+from proxy.engine.client import RESERVED_TOKENS, EngineClient
+from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
 from proxy.engine.process import mapped_files
 from proxy.engine.sglang import SHARDS, SHARED_FILES, Sglang
+from proxy.http.limits import LIMITS
 from proxy.pool.completions.records import Completion, VersionSpan
 from proxy.pool.inspect.verify import verify
 from proxy.prompt.template import ChatTemplate
@@ -233,6 +236,37 @@ async def test_a_stop_string_ends_the_sampling(serve: Serve, sglang_engine: Sgla
     assert "e" not in (choice["message"]["content"] or "")
     assert choice["finish_reason"] == "stop" and "e" in template.decode(row.sampled)
     assert isinstance(row.versions[0], VersionSpan) and row.versions[0].end == len(row.sampled)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"top_p": 0}, "engine_refused", "top_p must be in (0, 1]"),
+        ({"top_k": 0}, "engine_refused", "top_k must be -1 (disable) or at least 1"),
+        ({"stop": ["no"] * 40}, "invalid_request", "stop has 40 entries, and at most 31 are served; send fewer"),
+    ],
+)
+async def test_what_the_engine_refuses_is_no_failure_of_the_engine(
+    serve: Serve, sglang_engine: Sglang, stream: bool, fields: dict[str, Any], code: str, words: str
+) -> None:
+    stand = await serve(url=sglang_engine.url)
+    answer = await stand.chat(user("hello"), max_tokens=40, stream=stream, **fields)
+    assert (answer["status"], answer["error"]["code"]) == (400, code) and words in answer["error"]["message"]
+    async with stand.http.get(f"{stand.url}/health") as health:
+        assert [replica["failures"] for replica in (await health.json())["replicas"]] == [0]
+
+
+async def test_the_engine_takes_one_stop_string_more_than_the_proxy(sglang_engine: Sglang) -> None:
+    client = EngineClient(sglang_engine.url)
+    ids, stop = b"[20, 21, 22]", ["never"] * (LIMITS.stop_strings + 1)
+    request = SamplingRequest(prompt=ids, prompt_length=3, max_new_tokens=2, stop=stop, stream=True)
+    sampling = Sampling()
+    assert [new async for new in client.sample(request, sampling)] and sampling.finish
+    with pytest.raises(EngineError, match="at most 32 stop strings are allowed") as caught:
+        await anext(client.sample(replace(request, stop=[*stop, "more"]), Sampling()))
+    assert caught.value.kind == "refused"
+    await client.close()
 
 
 @pytest.mark.long
