@@ -41,6 +41,7 @@ class _ModelInfo(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     dp_size: int = 1
+    attn_dp_size: int = 1
     hicache_storage_backend: str | None = None
     enable_hierarchical_cache: bool = False
 
@@ -64,7 +65,7 @@ class ServerDescription:
     """What a server says about itself."""
 
     ranks: int
-    """Data-parallel ranks; each has a prefix cache of its own."""
+    """Data-parallel ranks, of replicas or of attention; each has a prefix cache of its own."""
     stores: bool
     """Whether it stores cached prefixes outside of itself."""
     layered: bool
@@ -103,7 +104,8 @@ class EngineClient:
         except EngineError:  # only SGLang has this route; a busy engine is noticed by the next call
             server = _ServerInfo()
         stores = server.hicache_storage_backend is not None
-        return ServerDescription(server.dp_size, stores, server.enable_hierarchical_cache)
+        ranks = server.dp_size * server.attn_dp_size
+        return ServerDescription(ranks, stores, server.enable_hierarchical_cache)
 
     async def queue(self) -> int | None:
         """Ask how many calls wait there before they are computed. None: it does not tell, as only SGLang does."""

@@ -138,8 +138,10 @@ async def test_calls_of_one_session_meet_at_one_replica_and_sessions_spread(serv
     assert min(engine.calls for engine in stand.replicas) > 0
 
 
-@pytest.fixture
-async def ranked(tiny_model: Path) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+@pytest.fixture(params=[{"dp_size": 4}, {"dp_size": 1, "attn_dp_size": 4}], ids=["replicas", "attention"])
+async def ranked(
+    request: pytest.FixtureRequest, tiny_model: Path
+) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """A replica with four data-parallel ranks and a cache store, and the calls that it receives."""
     bodies: list[dict[str, Any]] = []
 
@@ -151,7 +153,7 @@ async def ranked(tiny_model: Path) -> AsyncIterator[tuple[str, list[dict[str, An
 
     async with AsyncExitStack() as stack:
         engine = ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model))
-        engine.server |= {"dp_size": 4, "hicache_storage_backend": "file"}
+        engine.server |= {**request.param, "hicache_storage_backend": "file"}
         app = engine.app()
         app.middlewares.append(keep)
         yield await listening(app, stack), bodies
