@@ -72,6 +72,10 @@ class ServerDescription:
     """Whether it moves cached prefixes to the host's memory and back (HiCache)."""
 
 
+class _NoRoute(EngineError):
+    """The server has no such route."""
+
+
 class EngineClient:
     """One engine, one connection pool. Make it inside the running event loop."""
 
@@ -97,12 +101,17 @@ class EngineClient:
         """Ask for the weight version, empty when the engine names none; EngineError when it does not answer."""
         return (await self._get("/model_info", _ModelInfo)).weight_version or ""
 
-    async def description(self) -> ServerDescription:
-        """Ask what kind of server it is. Servers that are no SGLang count as one without a shared cache."""
+    async def description(self) -> ServerDescription | None:
+        """Ask what kind of server it is; None where it does not say now, as SGLang does not while it loads weights.
+
+        Only SGLang has the route. Other servers count as one rank without a shared cache.
+        """
         try:
             server = await self._get("/server_info", _ServerInfo)
-        except EngineError:  # only SGLang has this route; a busy engine is noticed by the next call
+        except _NoRoute:
             server = _ServerInfo()
+        except EngineError:
+            return None
         stores = server.hicache_storage_backend is not None
         ranks = server.dp_size * server.attn_dp_size
         return ServerDescription(ranks, stores, server.enable_hierarchical_cache)
@@ -136,7 +145,8 @@ class EngineClient:
         try:
             async with self._http.get(f"{self.url}{path}", timeout=timeout) as answer:
                 if answer.status != 200:
-                    raise EngineError("failed", f"the engine at {self.url} answers {path} with HTTP {answer.status}")
+                    error = _NoRoute if answer.status == 404 else EngineError
+                    raise error("failed", f"the engine at {self.url} answers {path} with HTTP {answer.status}")
                 return msgspec.json.decode(await answer.read(), type=kind)
         except aiohttp.ClientConnectorError as error:
             raise EngineError("unreachable", f"the engine at {self.url} does not answer ({error})") from error

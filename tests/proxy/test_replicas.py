@@ -177,6 +177,40 @@ async def test_ranks_are_chosen_like_replicas_and_a_store_is_salted(
     assert {body["cache_salt"] for body in bodies} == {"scripted"}
 
 
+@pytest.mark.parametrize(("status", "slots"), [(500, [1, 2]), (404, [1, 1])])
+async def test_a_replica_that_does_not_say_what_it_is_is_asked_again(
+    tiny_model: Path, status: int, slots: list[int]
+) -> None:
+    """But one without the route is no SGLang."""
+    refused = [status]
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path == "/server_info" and refused:
+            return web.json_response({}, status=refused.pop())
+        return await handler(request)
+
+    async with AsyncExitStack() as stack:
+        engine = ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model))
+        engine.server["dp_size"] = 2
+        app = engine.app()
+        app.middlewares.append(refuse)
+        fleet = Fleet([await listening(app, stack)])
+        stack.push_async_callback(fleet.close)
+        [replica] = fleet.replicas
+        seen = []
+        for version in ("scripted", "later"):
+
+            async def checked(version: str = version) -> bool:
+                return replica.version == version
+
+            await until(checked)
+            seen.append(len(replica.slots))
+            engine.version = "later"
+            replica.woken.set()
+        assert seen == slots and replica.circuit.state == "closed"
+
+
 async def test_new_weights_and_a_lost_replica_forget_what_was_cached() -> None:
     replica, call = Replica("http://127.0.0.1:9", 1), Origin(1, 7, 900)
     (state,) = replica.slots

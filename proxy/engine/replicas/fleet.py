@@ -240,8 +240,8 @@ class Fleet:
                 replica.away = f"the engine at {replica.url}"
             self.note_outage()
             return
-        if replica.circuit.state == "open" or not replica.version:
-            replica.described(await replica.client.description())
+        if not replica.known and (server := await replica.client.description()) is not None:
+            replica.described(server)
         replica.serves(version)
         lost = replica.circuit.state == "open" or replica.away != ""
         if published := PUBLISHED.fullmatch(version):

@@ -143,6 +143,8 @@ class Replica:
         self.circuit = Circuit()
         self.version = ""
         """The weight version last seen there; empty before the first."""
+        self.known = False
+        """Whether it has said what kind of server it is since it was last lost."""
         self.stores = False
         """Whether it stores cached prefixes outside of the engine, where the flush of a push does not reach them."""
         self.layered = False
@@ -177,12 +179,13 @@ class Replica:
         self.failures += 1
         self.circuit.failed(kind)
         if self.circuit.state == "open":
+            self.known = False
             self._forget_cache()
             self.woken.set()
 
     def described(self, server: ServerDescription) -> None:
         """Note what the server says about itself."""
-        self.stores, self.layered, ranks = server.stores, server.layered, server.ranks
+        self.known, self.stores, self.layered, ranks = True, server.stores, server.layered, server.ranks
         slots = [Slot(self.url, rank) for rank in range(ranks)] if ranks > 1 else [Slot(self.url)]
         if slots != [state.slot for state in self.slots]:
             self.slots = [SlotState(self, slot) for slot in slots]
