@@ -20,7 +20,6 @@ from proxy.call import Call, CallError, ContextOverflow, Reply, internal_error
 from proxy.config import ProxyConfig
 from proxy.dialects.base import CountingDialect, Dialect
 from proxy.dialects.structured_output import enforceable
-from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.engine_call import EngineError
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replicas.fleet import Fleet
@@ -149,7 +148,7 @@ class Handler:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
         held_body.rendered()
         if not any_length:
-            limit, length = self._settings.context_length - RESERVED_TOKENS, len(prompt.ids)
+            limit, length = self._context_length, len(prompt.ids)
             if length >= limit:
                 raise ContextOverflow(length, limit, dialect.PROMPT)
             self._metrics.continued.update(prompt.counted)
@@ -234,7 +233,12 @@ class Handler:
                 await answer.restart(error)
 
     def _limit(self, turn: Turn) -> int:
-        return answer_limit(turn, self._settings.context_length, self._settings.config.sampling.max_new_tokens)
+        return answer_limit(turn, self._context_length, self._settings.config.sampling.max_new_tokens)
+
+    @property
+    def _context_length(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self._settings.context_length - self._engine.reserved_tokens
 
     async def _fail(self, response: ResponseWriter, error: CallError) -> web.StreamResponse:
         """Send the error inside a stream that has begun; raise it otherwise, for an error response."""

@@ -5,7 +5,6 @@ Left out: the engine's names for these parameters (proxy/engine/client.py).
 
 from proxy.call import Call
 from proxy.dialects.structured_output import grammar
-from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.engine_call import SamplingRequest
 from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -29,8 +28,11 @@ repeats itself."""
 
 
 def answer_limit(turn: Turn, context_length: int, max_new_tokens: int | None) -> int:
-    """The tokens that the answer may have: the least of the call's limit, the configured one and the context's rest."""
-    rest = context_length - RESERVED_TOKENS - len(turn.prompt.ids)
+    """The tokens that the answer may have: the least of the call's limit, the configured one and the context's rest.
+
+    `context_length`: without the tokens that engines keep for themselves.
+    """
+    rest = context_length - len(turn.prompt.ids)
     return min(limit for limit in (turn.call.max_new_tokens, max_new_tokens, rest) if limit is not None)
 
 

@@ -22,7 +22,8 @@ from proxy.engine.engine_call import EngineError, GenerateEvent, Sampling, Sampl
 from proxy.engine.http import Connections
 
 RESERVED_TOKENS = 8
-"""Tokens of the context that SGLang 0.5.23 keeps for itself: it refuses prompts that come closer to the end."""
+"""Tokens of the context that SGLang 0.5.23 keeps for itself: it refuses prompts that come closer to the end. One that
+drafts tokens may keep more (`ServerDescription.reserved`)."""
 ABORT_SECONDS = 5
 """How long an abandoned call is waited for after the engine was told to stop it."""
 EVENT = b"data: {"
@@ -42,6 +43,9 @@ class _ModelInfo(msgspec.Struct):
 class _ServerInfo(msgspec.Struct):
     dp_size: int = 1
     attn_dp_size: int = 1
+    speculative_eagle_topk: int | None = None
+    speculative_num_steps: int | None = None
+    speculative_num_draft_tokens: int | None = None
     hicache_storage_backend: str | None = None
     enable_hierarchical_cache: bool = False
 
@@ -70,6 +74,8 @@ class ServerDescription:
     """Whether it stores cached prefixes outside of itself."""
     layered: bool
     """Whether it moves cached prefixes to the host's memory and back (HiCache)."""
+    reserved: int = RESERVED_TOKENS
+    """Tokens of the context that it keeps for itself."""
 
 
 class _NoRoute(EngineError):
@@ -114,7 +120,7 @@ class EngineClient:
             return None
         stores = server.hicache_storage_backend is not None
         ranks = server.dp_size * server.attn_dp_size
-        return ServerDescription(ranks, stores, server.enable_hierarchical_cache)
+        return ServerDescription(ranks, stores, server.enable_hierarchical_cache, _reserved(server))
 
     async def queue(self) -> int | None:
         """Ask how many calls wait there before they are computed. None: it does not tell, as only SGLang does."""
@@ -205,6 +211,16 @@ class EngineClient:
             async with asyncio.timeout(ABORT_SECONDS):
                 while await answer.next() is not None:
                     pass
+
+
+def _reserved(server: _ServerInfo) -> int:
+    """The tokens of the context that a server keeps for itself.
+
+    SGLang 0.5.23 keeps drafted tokens there (`compute_num_reserved_tokens`), with EAGLE and NEXTN only. With other ways
+    of drafting this is a few more than it keeps.
+    """
+    branches = (server.speculative_eagle_topk or 0) * (server.speculative_num_steps or 0)
+    return max(RESERVED_TOKENS, branches, server.speculative_num_draft_tokens or 0)
 
 
 def _body(rid: str, request: SamplingRequest, into: Sampling) -> bytes:

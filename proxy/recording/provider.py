@@ -18,6 +18,7 @@ from typing import Any
 
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.structured_output import openai_fields
+from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
 from proxy.engine.replicas.outage import Outage
 from proxy.engine.replicas.replica import Replica
@@ -140,6 +141,8 @@ class Provider:
     """Takes the place of the fleet of engines. UserError when litellm is missing or does not know the provider."""
 
     replicas: tuple[Replica, ...] = ()
+    reserved_tokens = RESERVED_TOKENS
+    """Providers do not name theirs."""
 
     def __init__(self, url: str, max_new_tokens: int | None, silence_seconds: float):
         self.model = url.removeprefix(SCHEME)

@@ -177,6 +177,42 @@ async def test_ranks_are_chosen_like_replicas_and_a_store_is_salted(
     assert {body["cache_salt"] for body in bodies} == {"scripted"}
 
 
+@pytest.mark.parametrize(
+    ("drafts", "kept"),
+    [
+        ({"speculative_eagle_topk": 4, "speculative_num_steps": 5, "speculative_num_draft_tokens": 16}, 20),
+        ({"speculative_eagle_topk": 1, "speculative_num_steps": 11, "speculative_num_draft_tokens": 12}, 12),
+        ({"speculative_eagle_topk": 1, "speculative_num_steps": 3, "speculative_num_draft_tokens": 4}, 8),
+        ({"speculative_eagle_topk": None, "speculative_num_steps": None, "speculative_num_draft_tokens": None}, 8),
+    ],
+)
+async def test_a_prompt_and_its_answer_leave_what_the_replica_with_the_most_drafts_keeps(
+    serve: Serve, tiny_model: Path, drafts: dict[str, Any], kept: int
+) -> None:
+    lengths: list[int] = []
+
+    def script(prompt: str, ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        return "ok"
+
+    async with AsyncExitStack() as stack:
+        plain, drafting = engines = [ScriptedEngine(script, ChatTemplate(tiny_model)) for _ in range(2)]
+        drafting.server |= {"dp_size": 2, **drafts}
+        stand = await serve(url=tuple([await listening(engine.app(), stack) for engine in engines]), context_length=500)
+
+        async def described() -> bool:
+            async with stand.http.get(f"{stand.url}/health") as answer:
+                return [replica["ranks"] for replica in (await answer.json())["replicas"]] == [1, 2]
+
+        await until(described)
+        assert (await stand.chat(user("hi")))["status"] == 200
+        asked = plain if plain.calls else drafting
+        assert lengths[0] + asked.last_params["max_new_tokens"] == 500 - kept
+        answer = await stand.chat(user(" a" * 500))
+        assert (answer["status"], answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert f"maximum context length is {500 - kept} tokens" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize(("status", "slots"), [(500, [1, 2]), (404, [1, 1])])
 async def test_a_replica_that_does_not_say_what_it_is_is_asked_again(
     tiny_model: Path, status: int, slots: list[int]

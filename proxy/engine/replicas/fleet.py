@@ -83,6 +83,11 @@ class Fleet:
         """Whether any replica answers its health check now."""
         return any(await asyncio.gather(*(replica.client.healthy() for replica in self.replicas)))
 
+    @property
+    def reserved_tokens(self) -> int:
+        """The most tokens of the context that any replica keeps for itself: a call may go to each of them."""
+        return max(replica.reserved for replica in self.replicas)
+
     def route(self, origin: Origin) -> "Route":
         return Route(self, origin)
 

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
-from proxy.engine.client import EngineClient, ServerDescription
+from proxy.engine.client import RESERVED_TOKENS, EngineClient, ServerDescription
 from proxy.engine.engine_call import Sampling, SamplingRequest
 from proxy.engine.replicas.circuit import Circuit
 from proxy.engine.replicas.routing import PrefillMeter, Slot, SlotLoad
@@ -149,6 +149,8 @@ class Replica:
         """Whether it stores cached prefixes outside of the engine, where the flush of a push does not reach them."""
         self.layered = False
         """Whether it has HiCache (SGLang 0.5.23), which brings cached prefixes back without their chosen experts."""
+        self.reserved = RESERVED_TOKENS
+        """Tokens of the context that it keeps for itself."""
         self.slots = [SlotState(self, Slot(self.url))]
         self.prompt_tokens = self.cached_tokens = self.failures = 0
         self.verifications = self.verified_tokens = 0
@@ -185,7 +187,8 @@ class Replica:
 
     def described(self, server: ServerDescription) -> None:
         """Note what the server says about itself."""
-        self.known, self.stores, self.layered, ranks = True, server.stores, server.layered, server.ranks
+        self.known, self.stores, self.layered = True, server.stores, server.layered
+        self.reserved, ranks = server.reserved, server.ranks
         slots = [Slot(self.url, rank) for rank in range(ranks)] if ranks > 1 else [Slot(self.url)]
         if slots != [state.slot for state in self.slots]:
             self.slots = [SlotState(self, slot) for slot in slots]
