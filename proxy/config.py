@@ -52,7 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model of another provider, whose answers are recorded as text and never trained on. Empty: `proxy serve --engine`
     gives it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of `proxy engine`. auto: cuda where a CUDA device exists, else cpu."""
+    """Device of `proxy engine`. auto: cuda where there is a GPU and `make install-gpu` was run, else cpu."""
     dtype: str = "auto"
     """Number format of the weights: float32, bfloat16 or float16. auto: the model's own. float32 makes logprobs
     comparable to the trainer's."""

@@ -13,7 +13,7 @@ import msgspec
 from proxy.config import ProxyConfig, load_config
 from proxy.doctor.examine import Facts, Sandboxes, examine
 from proxy.doctor.probe import EngineProbe
-from proxy.engine.sglang import on_cuda
+from proxy.engine.sglang import finds_gpu, on_cuda
 from proxy.engine.toolkit import cuda_home
 from proxy.http.auth import Access
 from proxy.http.limits import LIMITS
@@ -48,6 +48,7 @@ def read_facts(config: ProxyConfig | None) -> Facts:
         probe=msgspec.convert(ask("proxy.doctor.probe"), EngineProbe),
         sandboxes=msgspec.convert(ask("harness.setup.probe"), Sandboxes),
         cuda=on_cuda(config.engine.device if config else "auto"),
+        gpu_found=finds_gpu(),
         toolkit=cuda_home(os.environ),
         wanted_torch=_wanted_torch(),
         config_errors=config_errors(config) if config else (),

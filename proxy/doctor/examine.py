@@ -34,6 +34,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     sandboxes: Sandboxes
     cuda: bool
     """Whether the engine runs on a GPU: the answer of proxy/engine/sglang.py."""
+    gpu_found: bool
+    """Whether the driver finds a GPU, also where the engine runs on the CPU."""
     toolkit: Path | None
     """The CUDA toolkit that kernels are compiled with: the answer of proxy/engine/toolkit.py."""
     wanted_torch: str = ""
@@ -90,9 +92,9 @@ def _missing(facts: Facts) -> Iterator[Missing]:
     machine, probe = facts.machine, facts.probe
     if not probe.error:  # else nobody knows what torch has
         yield from missing_torch(machine, probe.torch)
-    if machine.gpus and not facts.cuda:
+    if machine.gpus and not facts.gpu_found:
         yield Missing("CUDA", "nvidia-smi sees a GPU, and the driver's library finds none", DRIVER)
-    if facts.cuda:
+    if facts.cuda or facts.gpu_found:
         yield from _missing_on_cuda(facts)
     if "sglang" not in machine.packages:
         yield Missing("SGLang", "no engine runs here", install_command(machine))
@@ -113,7 +115,7 @@ def _missing_on_cuda(facts: Facts) -> Iterator[Missing]:
         lost = f"SGLang's kernels are built for torch {facts.wanted_torch}, and {torch.version} may not load them"
         yield Missing(f"torch {facts.wanted_torch}", lost, INSTALL_GPU)
     if "sglang" in packages and "sglang-kernel" not in packages:
-        yield Missing("sglang-kernel", "the engine does not start", INSTALL_GPU)
+        yield Missing("sglang-kernel", "no engine runs on the GPU", INSTALL_GPU)
     for name, reason in facts.probe.broken.items():
         yield Missing(name, f"cannot be imported: {reason}", INSTALL_GPU)
     if facts.toolkit is None:

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from importlib import metadata
 from pathlib import Path
 
 from proxy.config import EngineConfig
@@ -43,9 +44,12 @@ LOG_BYTES = 1 << 14
 
 
 def on_cuda(device: str) -> bool:
-    """Whether the engine runs on a GPU. Asks the driver, because importing torch would take seconds."""
-    if device != "auto":
-        return device == "cuda"
+    """Whether the engine runs on a GPU. auto: where the driver finds one and the installed libraries can use it."""
+    return device == "cuda" or (device == "auto" and finds_gpu() and not lacks_for_cuda())
+
+
+def finds_gpu() -> bool:
+    """Whether NVIDIA's driver finds a GPU. Torch is not asked, because importing it would take seconds."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -54,15 +58,29 @@ def on_cuda(device: str) -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
+def lacks_for_cuda() -> str:
+    """What SGLang needs on CUDA and this environment lacks; empty: nothing. Imports no torch.
+
+    Looks for torch's library, as a version need not name the build. The kernels are asked for too: `make install`
+    brings none, but from PyPI it brings a torch for CUDA.
+    """
+    torch = importlib.util.find_spec("torch")
+    folders = torch.submodule_search_locations if torch else None
+    if not any(Path(folder, "lib", "libtorch_cuda.so").exists() for folder in folders or ()):
+        return "a build of torch for CUDA"
+    return "" if any(metadata.distributions(name="sglang-kernel")) else "sglang-kernel"
+
+
 def command(config: EngineConfig, port: int) -> list[str]:
     """The command line of the server."""
-    module = "sglang.launch_server" if on_cuda(config.device) else "proxy.engine.cpu.launch"
+    cuda = on_cuda(config.device)
+    module = "sglang.launch_server" if cuda else "proxy.engine.cpu.launch"
     words = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port)]
     words += ["--model-path", config.model, "--dtype", config.dtype, "--weight-version", "initial"]
     words += ["--incremental-streaming-output", "--skip-server-warmup", "--log-level", "warning"]
     if config.context_length:
         words += ["--context-length", str(config.context_length)]
-    if not on_cuda(config.device):
+    if not cuda:
         words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         words += ["--sleep-on-idle"]  # an idle scheduler would otherwise spin on a whole core
         words += ["--max-total-tokens", str(CPU_TOTAL_TOKENS)]
@@ -77,6 +95,7 @@ def environment(config: EngineConfig) -> dict[str, str]:
     if not on_cuda(config.device):
         path = [str(CPU_PATH), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         values |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": CPU_THREADS}
+        values["CUDA_VISIBLE_DEVICES"] = ""  # beside a GPU that torch sees, SGLang would call CUDA kernels
         if SPECULATION not in config.extra_args:  # whose draft model may be in any file
             values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
         values["PYTHONPATH"] = os.pathsep.join(path)
@@ -100,8 +119,15 @@ class Sglang:
 
     def __init__(self, config: EngineConfig, log: Path):
         if importlib.util.find_spec("sglang") is None:
-            install = "make install-gpu" if on_cuda(config.device) else "make install"
-            raise UserError(f"sglang is not installed in this environment; install it with: {install}")
+            raise UserError(
+                "sglang is not installed in this environment; "
+                "install it with: make install (for NVIDIA GPUs: make install-gpu)"
+            )
+        if config.device == "cuda" and (lacking := lacks_for_cuda()):
+            raise UserError(
+                f"engine.device = cuda needs {lacking}, which this environment lacks; "
+                "install it with: make install-gpu, or set engine.device to cpu"
+            )
         if not (Path(config.model) / "config.json").is_file():
             raise UserError(f"the model directory {config.model} has no config.json; name one in Hugging Face format")
         if config.routed_experts:

@@ -24,11 +24,16 @@ from proxy.pool.machine.torch_build import TorchBuild
 from tests.machines import CPU_TORCH, CUDA_TORCH, GB, LAPTOP, NODE
 
 DOCKER = Sandboxes(kind="docker", promise="containers")
-ON_CPU = Facts(machine=LAPTOP, probe=EngineProbe(torch=CPU_TORCH), sandboxes=DOCKER, cuda=False, toolkit=None)
+ON_CPU = Facts(
+    machine=LAPTOP, probe=EngineProbe(torch=CPU_TORCH), sandboxes=DOCKER, cuda=False, gpu_found=False, toolkit=None
+)
 ON_GPUS = Facts(
-    machine=NODE, probe=EngineProbe(torch=CUDA_TORCH), sandboxes=DOCKER, cuda=True, toolkit=Path("/usr/local/cuda"),
-    wanted_torch="2.14.1",
+    machine=NODE, probe=EngineProbe(torch=CUDA_TORCH), sandboxes=DOCKER, cuda=True, gpu_found=True,
+    toolkit=Path("/usr/local/cuda"), wanted_torch="2.14.1",
 )  # fmt: skip
+BESIDE_GPUS = msgspec.structs.replace(ON_GPUS, probe=EngineProbe(torch=CPU_TORCH), cuda=False)
+"""A machine with GPUs, on which `make install` was run."""
+WITHOUT_KERNELS = {name: version for name, version in NODE.packages.items() if name != "sglang-kernel"}
 SMI = """\
 NVIDIA H100 80GB HBM3, 81559, 81004, 9.0, 580.95.05
 NVIDIA GB10, [N/A], [N/A], 12.1, 580.95.05
@@ -148,11 +153,30 @@ def test_the_gpus_of_an_engine_are_those_of_its_arguments(words: str, gpus: int,
         (with_facts(ON_GPUS, wanted_torch="2.15.0"), {"torch 2.15.0"}),
         (on(ON_GPUS, driver_cuda="12.8"), {"a newer driver"}),
         (with_facts(ON_GPUS, toolkit=None), {"nvcc"}),
+        (with_facts(ON_GPUS, cuda=False), set()),
+        (with_facts(ON_GPUS, cuda=False, gpu_found=False), {"CUDA"}),
+        (
+            on(with_facts(BESIDE_GPUS, toolkit=None), packages=WITHOUT_KERNELS),
+            {"torch for CUDA", "sglang-kernel", "nvcc"},
+        ),
         (on(ON_GPUS, compiler=False), {"a C++ compiler and Python's headers"}),
         (with_facts(ON_GPUS, probe=EngineProbe(torch=CUDA_TORCH, broken={"sgl_kernel": "no"})), {"sgl_kernel"}),
         (with_facts(ON_CPU, sandboxes=Sandboxes(kind="process", passed_over="no daemon")), {"Docker", "psycopg"}),
     ],
-    ids=["laptop", "node", "CPU torch", "other torch", "old driver", "no nvcc", "no compiler", "kernels", "no Docker"],
+    ids=[
+        "laptop",
+        "node",
+        "CPU torch",
+        "other torch",
+        "old driver",
+        "no nvcc",
+        "device = cpu",
+        "no driver",
+        "CPU install",
+        "no compiler",
+        "kernels",
+        "no Docker",
+    ],
 )
 def test_what_is_missing_is_named_with_the_command_that_brings_it(facts: Facts, parts: set[str]) -> None:
     missing = examine(facts).missing
@@ -173,9 +197,6 @@ def test_a_model_runs_where_its_weights_fit(tmp_path: Path) -> None:
     assert "torch sees no GPU" in refused(with_facts(ON_CPU, cuda=True), device="cuda")
     assert refused(ON_CPU, url="http://10.0.0.7:30000") == ""  # an engine elsewhere
     assert "pool" in refused(with_facts(ON_GPUS, config_errors=("no pool",)), extra_args=("--tp-size", "2"))
-
-
-WITHOUT_KERNELS = {name: version for name, version in NODE.packages.items() if name != "sglang-kernel"}
 
 
 @pytest.mark.parametrize(

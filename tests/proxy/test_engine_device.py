@@ -1,0 +1,64 @@
+"""Where the engine runs beside a GPU, and how it is started on one. No GPU is needed: the driver is scripted."""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.config import EngineConfig
+from proxy.engine.sglang import Sglang, command, environment, on_cuda
+from proxy.pool.errors import UserError
+
+WITH_CPU_TORCH, WITH_CUDA_TORCH = "make install, torch for CPUs", "make install, torch for CUDA"
+HALF_GPU, GPU = "make install after make install-gpu", "make install-gpu"
+INSTALLED = {WITH_CPU_TORCH: (), WITH_CUDA_TORCH: ("torch",), HALF_GPU: ("kernels",), GPU: ("torch", "kernels")}
+"""What is built for CUDA, by what was installed. PyPI's torch is built for CUDA, a wheel from elsewhere may not be."""
+
+
+class OneGpu:
+    """Answers like the NVIDIA driver's library of a machine with one GPU."""
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return 0
+
+    def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+        count._obj.value = 1  # type: ignore[attr-defined]
+        return 0
+
+
+@pytest.fixture(params=INSTALLED)
+def installed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An environment beside a GPU, in place of ours: of its packages, only what tells the builds apart."""
+    for_cuda, packages = INSTALLED[request.param], tmp_path / "packages"
+    for package in ("torch/lib", "sglang"):
+        (packages / package).mkdir(parents=True)
+    if "torch" in for_cuda:
+        (packages / "torch" / "lib" / "libtorch_cuda.so").touch()
+    if "kernels" in for_cuda:
+        (packages / "sglang_kernel-0.4.10.dist-info").mkdir()
+        (packages / "sglang_kernel-0.4.10.dist-info" / "METADATA").write_text("Name: sglang-kernel\nVersion: 0.4.10\n")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: OneGpu())
+    monkeypatch.setattr(sys, "path", [str(packages), *(path for path in sys.path if "site-packages" not in path)])
+    for name in ("torch", "sglang"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return str(request.param)
+
+
+def test_a_gpu_is_taken_only_by_libraries_that_can_use_it(installed: str) -> None:
+    module = command(EngineConfig(model="any"), 1)[2]
+    assert module == ("sglang.launch_server" if installed == GPU else "proxy.engine.cpu.launch")
+    assert on_cuda("cuda") and not on_cuda("cpu")
+
+
+def test_an_engine_for_cuda_without_its_libraries_is_one_sentence(installed: str, tmp_path: Path) -> None:
+    lacking = "sglang-kernel" if installed == WITH_CUDA_TORCH else "a build of torch for CUDA"
+    reason = "no config.json" if installed == GPU else f"needs {lacking}, .* make install-gpu"
+    with pytest.raises(UserError, match=reason):
+        Sglang(EngineConfig(model="no model", device="cuda"), tmp_path / "engine.log")
+
+
+def test_the_engine_on_the_cpu_sees_no_gpu(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert environment(EngineConfig(model=str(tmp_path), device="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment(EngineConfig(model="any", device="cuda")).get("CUDA_VISIBLE_DEVICES") != ""
