@@ -33,6 +33,10 @@ CPU_THREADS = "1"
 """OMP threads per engine process on the CPU, where engines are tiny and several share a machine."""
 CPU_TOTAL_TOKENS = 65_536
 """Tokens of the KV cache on the CPU, where SGLang would size it by the memory of a GPU."""
+ATTENTION = "--attention-backend"
+FLOAT32 = ("float32", "float")
+"""SGLang's names for it. Some of its default kernels on CUDA have no float32: FlashAttention 3, FlashInfer's attention,
+RMSNorm of sglang-kernel 0.4.10."""
 SPECULATION = "--speculative-algorithm"
 SHARED_FILES = "/dev/shm/sglang_loads_"
 """How the files begin through which SGLang's processes tell their load. SGLang 0.5.23 never deletes them."""
@@ -81,9 +85,11 @@ def command(config: EngineConfig, port: int) -> list[str]:
     if config.context_length:
         words += ["--context-length", str(config.context_length)]
     if not cuda:
-        words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+        words += ["--device", "cpu", ATTENTION, "torch_native", "--sampling-backend", "pytorch"]
         words += ["--sleep-on-idle"]  # an idle scheduler would otherwise spin on a whole core
         words += ["--max-total-tokens", str(CPU_TOTAL_TOKENS)]
+    elif config.dtype in FLOAT32 and not any(word.startswith(ATTENTION) for word in config.extra_args):
+        words += [ATTENTION, "triton"]
     if config.routed_experts:
         words += ["--enable-return-routed-experts"]
     return [*words, *config.extra_args]
@@ -99,8 +105,11 @@ def environment(config: EngineConfig) -> dict[str, str]:
         if SPECULATION not in config.extra_args:  # whose draft model may be in any file
             values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
         values["PYTHONPATH"] = os.pathsep.join(path)
-    elif home := cuda_home(os.environ):
+        return values
+    if home := cuda_home(os.environ):
         values["CUDA_HOME"] = str(home)
+    if config.dtype in FLOAT32:
+        values.setdefault("SGLANG_FORCE_FUSED_OP_BACKEND", "torch")  # norms and the like by torch itself
     return values
 
 

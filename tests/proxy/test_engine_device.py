@@ -62,3 +62,25 @@ def test_the_engine_on_the_cpu_sees_no_gpu(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert environment(EngineConfig(model=str(tmp_path), device="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
     assert environment(EngineConfig(model="any", device="cuda")).get("CUDA_VISIBLE_DEVICES") != ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float"])
+def test_float32_on_cuda_names_kernels_that_take_it(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_FORCE_FUSED_OP_BACKEND", raising=False)
+    engine = EngineConfig(model="any", device="cuda", dtype=dtype, extra_args=("--max-total-tokens", "9"))
+    words = command(engine, 1)
+    assert words.count("--attention-backend") == 1 and words[words.index("--attention-backend") + 1] == "triton"
+    assert environment(engine)["SGLANG_FORCE_FUSED_OP_BACKEND"] == "torch"
+
+
+@pytest.mark.parametrize("own", [("--attention-backend", "torch_native"), ("--attention-backend=torch_native",)])
+def test_the_attention_backend_that_was_asked_for_stays(own: tuple[str, ...]) -> None:
+    words = command(EngineConfig(model="any", device="cuda", dtype="float32", extra_args=own), 1)
+    assert words[-len(own) :] == list(own) and "triton" not in words
+
+
+def test_other_formats_keep_the_kernels_that_sglang_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_FORCE_FUSED_OP_BACKEND", raising=False)
+    engine = EngineConfig(model="any", device="cuda", dtype="bfloat16")
+    assert "--attention-backend" not in command(engine, 1)
+    assert "SGLANG_FORCE_FUSED_OP_BACKEND" not in environment(engine)
