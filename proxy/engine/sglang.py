@@ -106,6 +106,7 @@ def environment(config: EngineConfig) -> dict[str, str]:
             values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
         values["PYTHONPATH"] = os.pathsep.join(path)
         return values
+    values["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # ninja
     if home := cuda_home(os.environ):
         values["CUDA_HOME"] = str(home)
     if config.dtype in FLOAT32:

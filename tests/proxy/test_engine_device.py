@@ -84,3 +84,10 @@ def test_other_formats_keep_the_kernels_that_sglang_chooses(monkeypatch: pytest.
     engine = EngineConfig(model="any", device="cuda", dtype="bfloat16")
     assert "--attention-backend" not in command(engine, 1)
     assert "SGLANG_FORCE_FUSED_OP_BACKEND" not in environment(engine)
+
+
+def test_an_engine_on_cuda_finds_ninja_of_the_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled with it when they are first called, also where nobody activated the environment."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    path = environment(EngineConfig(model="any", device="cuda"))["PATH"]
+    assert path == f"{Path(sys.executable).parent}:/usr/bin:/bin"
