@@ -22,7 +22,7 @@ BLOCK = 128
 """Queries, and keys, in a block: the kernel computes or skips a block as a whole."""
 COMPILATIONS = 64
 """How often torch may compile the kernel in one process. It does so again with and without gradients, for one token,
-for one block and for more, and for some sizes that its code generator tells apart; its own limit of 8 would end a run
+for one block and for more, and for some sizes that its code generator tells apart. Its own limit of 8 would end a run
 that trains for hours until it meets the ninth case."""
 
 
@@ -41,12 +41,22 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout,
     )
 
 
-@lru_cache(maxsize=1)
 def compiled() -> Any:
-    """The compiled kernel. Made once, for all lengths (`dynamic`): micro-batches differ in length."""
+    """Return the compiled kernel, and let torch compile it COMPILATIONS times in the calling thread.
+
+    Since torch 2.12 each thread has a limit of its own. With `parallel.recompute`, layers are computed again in
+    autograd's threads.
+    """
     from torch._dynamo import config  # seconds of CPU, which only a GPU's kernel needs
 
-    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)
+    if config.recompile_limit < COMPILATIONS:
+        config.recompile_limit = COMPILATIONS
+    return _kernel()
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Any:
+    """Make the kernel once, for all lengths (`dynamic`): micro-batches differ in length."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         show_compiling()
     # fullgraph: an error where torch would otherwise compile no more kernels and compute all scores at once
