@@ -4,10 +4,12 @@ import multiprocessing
 import resource
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import make_config, make_rows, write_model
@@ -75,6 +77,22 @@ def test_a_resumed_run_has_the_optimizer_that_its_file_asks_for(
     for param, old in zip(params, before, strict=True):
         kept = 1 - 1e-2 * 0.5 if param.dim() > 1 else 1
         assert torch.allclose(param, old * kept, rtol=1e-5, atol=0)
+
+
+def test_saving_gathers_no_state_of_the_optimizer_on_all_ranks(
+    ranks: Ranks, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has no room for the state that the data ranks divide. One rank gathers the same whole buffer as several."""
+    policy = Policy(model, make_config(tmp_path, parallel={"distributed_optimizer": True}), ranks)
+    gathered, all_gather = list[int](), dist.all_gather
+
+    def counted(tensor_list: list[torch.Tensor], *rest: Any, **options: Any) -> Any:
+        gathered.append(sum(part.numel() for part in tensor_list))
+        return all_gather(tensor_list, *rest, **options)
+
+    monkeypatch.setattr(dist, "all_gather", counted)
+    policy.checkpoints.save(tmp_path / "saved", 1)
+    assert max(gathered, default=0) < sum(param.numel() for param in policy.model.parameters())
 
 
 def test_learning_changes_every_weight(ranks: Ranks, model: Path, tmp_path: Path) -> None:

@@ -156,9 +156,13 @@ class Checkpoints:
 
         `fully_reshardable`: any other split over ranks can load it. Without this setting, megatron-core 0.16.1 refuses
         to save the distributed optimizer ("ShardedTensor.flattened_range is not supported").
+
+        `mem_efficient`: to save it, the first data rank alone gathers its whole state, in host memory. Otherwise every
+        data rank gathers it, on its GPU. Either checkpoint is loaded in the same way.
         """
         metadata = {
             "distrib_optim_sharding_type": "fully_reshardable",
+            "distrib_optim_fully_reshardable_mem_efficient": True,
             "dp_cp_group": _replicas(),
         }
         model = self.model.sharded_state_dict(metadata=metadata)
