@@ -1,12 +1,19 @@
-"""Engine against trainer: the largest gap is told as it is."""
+"""Engine against trainer: the largest gap is told as it is, and only rank 0 asks the pool."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import pytest
 import torch
 
-from tests.trainer.make import make_config, make_rows
-from trainer.commands.logprobs import difference
+from proxy.pool.database import Pool
+from proxy.pool.rollouts import runs
+from proxy.pool.training.steps import Published, publish
+from tests.trainer.make import fill, make_config, make_rows
+from trainer.commands.logprobs import compare_logprobs, difference
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 
@@ -18,3 +25,25 @@ def test_a_gap_that_is_no_number_is_not_passed_over(ranks: Ranks, model: Path, t
     with torch.no_grad():
         policy.model.output_layer.weight[:] = math.nan
     assert math.isnan(difference(policy, rows, 64)["max_abs_logprob_diff"])
+
+
+def test_the_other_ranks_compare_what_rank_0_has_read(
+    pool: Pool, ranks: Ranks, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On other machines there is no pool: only rank 0 opens it."""
+    config = make_config(tmp_path)
+    run = runs.open_run(pool, config.run, "train", {})
+    version = publish(pool, run.id, Published(step=0, checkpoint="none", hf_dir=str(model), metrics={}))
+    fill(pool, run.id, 2, version.name)
+    shared = list[Any]()
+
+    def first(_: Ranks, make: Callable[[], Any]) -> Any:
+        shared.append(make())
+        return shared[-1]
+
+    monkeypatch.setattr(Ranks, "share", first)
+    expected = compare_logprobs(config, ranks, config.run)
+    assert expected["logprob_tokens_compared"] == 64 and expected["policy_version"] == version.name
+    monkeypatch.setattr(Ranks, "share", lambda _, make: shared.pop(0))
+    elsewhere = msgspec.structs.replace(config, pool=str(tmp_path / "elsewhere" / "pool.db"))
+    assert compare_logprobs(elsewhere, ranks, config.run) == expected

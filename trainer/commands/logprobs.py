@@ -11,7 +11,7 @@ import torch
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
-from proxy.pool.training.steps import latest
+from proxy.pool.training.steps import Version, latest
 from proxy.pool.untrained import Untrained, to_metrics
 from trainer.commands.recorded_rows import sampled_by
 from trainer.config import Config
@@ -28,6 +28,19 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
     `run` may be another run of the pool, for example an evaluation after the last push. Raises UserError when nothing
     can be compared.
     """
+    version, rows, excluded = ranks.share(lambda: newest_sampled(config, ranks, run))
+    policy = Policy(Path(version.hf_dir), config, ranks)
+    demand_known_tokens(rows, policy.shape, policy.source)
+    result = difference(policy, rows, config.batch.max_tokens)
+    result |= {"policy_version": version.name, "excluded_tokens": to_metrics(excluded)}
+    return result if policy.model.replay_counter is None else result | policy.model.replay_counter.metrics()
+
+
+def newest_sampled(config: Config, ranks: Ranks, run: str) -> tuple[Version, list[TrainingRow], Counter[Untrained]]:
+    """Return the newest version of `config.run`, rows of what it sampled in `run`, and which tokens are left out.
+
+    Rank 0 alone calls this, as the others need not reach the pool. Raises UserError when there is no such row.
+    """
     pool = open_pool(config.pool)
     version = latest(pool, find_run(pool, config.run).id)
     if version is None:
@@ -39,11 +52,7 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
         raise UserError(
             f"run {run!r} holds no completion that {version.name} sampled alone; run it after the last push"
         )
-    policy = Policy(Path(version.hf_dir), config, ranks)
-    demand_known_tokens(rows, policy.shape, policy.source)
-    result = difference(policy, rows, config.batch.max_tokens)
-    result |= {"policy_version": version.name, "excluded_tokens": to_metrics(excluded)}
-    return result if policy.model.replay_counter is None else result | policy.model.replay_counter.metrics()
+    return version, rows, excluded
 
 
 def difference(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dict[str, Any]:
