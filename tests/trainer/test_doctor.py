@@ -84,13 +84,22 @@ def test_ranks_divide_the_estimate(tmp_path: Path) -> None:
     ("facts", "parallel", "reason"),
     [
         (Facts(machine=NODE, probe=ON_GPUS, shape=QWEN3_4B), {"processes": 8, "precision": "bfloat16"}, None),
+        (Facts(machine=NODE, probe=ON_GPUS, shape=QWEN3_4B), {"processes": 32, "tensor": 8, "pipeline": 4}, None),
         (Facts(machine=NODE, probe=TOO_MANY, shape=QWEN3_4B), {"processes": 16, "precision": "bfloat16"}, "rank 15"),
         (Facts(machine=LAPTOP, probe=ON_CPU, shape=QWEN3_4B), {}, "1 ranks hold 64.4 GB before any activation"),
         (Facts(machine=LAPTOP, probe=TrainerProbe(error="No module named 'megatron'")), {}, "No module named"),
         (Facts(machine=NO_COMPILER, probe=ON_GPUS), {}, "there is no C++ compiler"),
         (Facts(machine=NODE, probe=ON_GPUS, config_errors=("the pool cannot be reached",)), {}, "cannot be reached"),
     ],
-    ids=["fits", "too many ranks", "too little memory", "nothing installed", "no compiler", "no pool"],
+    ids=[
+        "fits",
+        "fits four nodes",
+        "too many ranks",
+        "too little memory",
+        "nothing installed",
+        "no compiler",
+        "no pool",
+    ],
 )
 def test_a_configuration_is_refused_for_what_the_machine_lacks(
     facts: Facts, parallel: dict[str, Any], reason: str | None, tmp_path: Path
@@ -115,6 +124,23 @@ def test_what_has_no_wheel_is_named_on_a_gpu_alone() -> None:
     built = msgspec.structs.replace(NODE, packages={**NODE.packages, "transformer-engine": "2.11.0"})
     assert [part.part for part in examine(Facts(machine=built, probe=ON_GPUS)).missing] == ["MagiAttention"]
     assert examine(Facts(machine=LAPTOP, probe=ON_CPU)).missing == ()
+
+
+def test_ranks_of_several_machines_are_not_asked_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answered(_module: str, _precision: str, _head: str, ranks: str) -> Any:
+        return msgspec.to_builtins(TOO_MANY if int(ranks) > 8 else ON_GPUS)
+
+    monkeypatch.setattr("trainer.commands.doctor.ask", answered)
+    monkeypatch.setattr("trainer.commands.doctor.read_machine", lambda _: NODE)
+    write_model(tmp_path / "model")
+    file = tmp_path / "train.toml"
+    file.write_text('pool = "pool.db"\nrun = "demo"\nmodel = "model"\noutput = "policy"\nparallel.processes = 20\n')
+    assert main(["doctor", str(file), "--json"]) == 0
+    uses = {use["purpose"]: use["choice"] for use in json.loads(capsys.readouterr().out)["uses"]}
+    assert uses["machines"] == "3 like this one, as 20 ranks take a GPU each; start torchrun on every one"
+    assert main(["doctor", str(file), "--nproc", "16"]) == 1  # ranks of this machine
 
 
 def test_the_command_asks_the_trainer_itself_and_refuses_what_no_machine_holds(

@@ -33,13 +33,16 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     if arguments.config is not None:
         processes = [] if arguments.nproc is None else [f"parallel.processes={arguments.nproc}"]
         config = load_config(Path(arguments.config), [*arguments.set, *processes])
-    report = examined(config)
+    report = examined(config, arguments.nproc or 1)
     print(write_report(report, as_json=arguments.json))
     return report.status
 
 
-def examined(config: Config | None) -> Report:
-    """Read the machine, ask the trainer's own code and report."""
+def examined(config: Config | None, ranks: int) -> Report:
+    """Read the machine, ask the trainer's own code and report.
+
+    `ranks`: those of this machine. `parallel.processes` counts those of all machines.
+    """
     shape, errors = None, []
     if config:
         for check in (lambda: demand_trainable(config), lambda: demand_reachable(config.pool)):
@@ -49,7 +52,7 @@ def examined(config: Config | None) -> Report:
                 errors.append(str(error))
     parallel = config.parallel if config else Parallel(precision="bfloat16")
     head = shape.head_dim if shape else USUAL_HEAD
-    answer = ask("trainer.doctor.probe", parallel.precision, str(head), str(parallel.processes))
+    answer = ask("trainer.doctor.probe", parallel.precision, str(head), str(ranks))
     facts = Facts(
         machine=read_machine([Path(config.output) if config else Path.cwd()]),
         probe=msgspec.convert(answer, TrainerProbe),

@@ -61,6 +61,8 @@ def _uses(facts: Facts, config: Config | None) -> Iterator[Use]:
     if not probe.error:
         device = f"{probe.torch.devices} GPUs" if probe.device == "cuda" else "the CPU"
         yield Use("device", f"{device}, with {probe.backend} between ranks")
+        if config and probe.device == "cuda" and 0 < probe.torch.devices < config.parallel.processes:
+            yield Use("machines", _machines(config.parallel.processes, probe.torch.devices))
         yield Use("attention", f"{probe.attention}, over prefix trees")
         yield Use("layers", probe.layers)
         yield Use("optimizer", probe.optimizer)
@@ -68,6 +70,10 @@ def _uses(facts: Facts, config: Config | None) -> Iterator[Use]:
         yield Use("each rank holds", _amounts(held(facts.shape, config)))
         size = checkpoint_bytes(facts.shape, config.parallel.precision)
         yield Use("each step on disk", f"{gigabytes(size)}, the newest {config.keep_checkpoints} kept")
+
+
+def _machines(ranks: int, gpus: int) -> str:
+    return f"{-(-ranks // gpus)} like this one, as {ranks} ranks take a GPU each; start torchrun on every one"
 
 
 def _amounts(rank: Held) -> str:

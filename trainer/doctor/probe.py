@@ -1,6 +1,7 @@
 """Asks the trainer what it would use here: `python -m trainer.doctor.probe PRECISION HEAD_DIM RANKS`.
 
-It imports torch and Megatron, so it runs in a process of its own. It prints one JSON object.
+RANKS are those of this machine. It imports torch and Megatron, so it runs in a process of its own. It prints one JSON
+object.
 """
 
 import sys
@@ -38,7 +39,7 @@ class TrainerProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe(precision: str, head_dim: int, ranks: int) -> TrainerProbe:
-    """Ask each part of trainer/megatron for its choice, for a model with such heads on so many ranks."""
+    """Ask each part of trainer/megatron for its choice, for a model with such heads and so many ranks here."""
     build = read_torch()
     if not build.version:
         return TrainerProbe(torch=build, error=build.error)
