@@ -138,11 +138,15 @@ def test_adam_and_the_norm_of_the_gradients_do_not_wait_for_the_device() -> None
     assert {moment.device for state in optimizer.state.values() for moment in state.values()} == {META}
 
 
-def test_a_rank_has_the_gpus_settings_that_torch_reads_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_has_the_gpus_settings_that_torch_and_nccl_read_at_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    monkeypatch.delenv("NCCL_CUMEM_ENABLE", raising=False)
     environment = _environment(Parallel())
     assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert environment["NCCL_CUMEM_ENABLE"] == "0"  # as SGLang sets it for its own processes
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"  # what the user has set counts
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")
+    assert _environment(Parallel())["NCCL_CUMEM_ENABLE"] == "1"
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_refused() -> None:

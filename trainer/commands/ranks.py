@@ -45,6 +45,8 @@ def _environment(parallel: Parallel) -> dict[str, str]:
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         # One queue to the GPU keeps collectives of tensor ranks beside the computing that they are meant to overlap.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        # As in SGLang's processes: NCCL cannot pass memory between GPUs of one machine where only one side has it on.
+        "NCCL_CUMEM_ENABLE": "0",
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
     }
