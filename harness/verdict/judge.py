@@ -7,7 +7,10 @@ task's image, which the judge does not see.
 
 import asyncio
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -27,6 +30,12 @@ decide its reward. Find out whether the tests are weak: whether work that does n
 does only a part of it, could pass them. Hard-coded outputs, empty files with the right name, and checks of words \
 instead of behaviour are typical. Do not object to style, nor to tests that are stricter than the instruction.
 Answer with one JSON object and nothing else: {"weak": true or false, "reasons": ["one short sentence each"]}"""
+_BACKSLASH = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+"""A backslash, with what it escapes in JSON if it does."""
+_BEGIN = re.compile(r'\{\s*+"(?:[^"\\]|\\.)*+"\s*+:', re.DOTALL)
+"""A brace, a key and a colon: other braces begin no object."""
+_DECODER = json.JSONDecoder(parse_int=float, strict=False)
+"""Takes integers of any length, and line breaks in strings."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +85,32 @@ async def opinion(judge: Judge, task: Task) -> Opinion:
 
 def read(text: str) -> Opinion | None:
     """Read the last JSON object in a reply that says whether the tests are weak. Text around it is skipped."""
-    decoder, last = json.JSONDecoder(), None
-    at = text.find("{")
-    while at >= 0:
-        try:
-            value, length = decoder.raw_decode(text[at:])
-        except (ValueError, RecursionError):
-            value, length = None, 1
-        if isinstance(value, dict) and isinstance(value.get("weak"), bool):
+    last = None
+    for value in objects_in(text):
+        if isinstance(value.get("weak"), bool):
             reasons = value.get("reasons", [])
             listed = reasons if isinstance(reasons, list) else [reasons]
             last = Opinion(weak=value["weak"], reasons=[storable(str(reason)) for reason in listed])
-        at = text.find("{", at + length)
     return last
+
+
+def objects_in(reply: str) -> Iterator[dict[str, Any]]:
+    """Yield the outermost JSON objects of a judge's reply, in order. Text around them is skipped.
+
+    Backslashes that escape nothing, as in LaTeX, stand for themselves. Where an object breaks, reading goes on behind
+    what was read of it: no text is parsed twice. It ends at an object that is nested too deeply for Python.
+    """
+    text = _BACKSLASH.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", reply)
+    begin = _BEGIN.search(text)
+    while begin is not None:
+        try:
+            value, end = _DECODER.raw_decode(text, begin.start())
+            yield value
+        except json.JSONDecodeError as error:
+            end = error.pos
+        except RecursionError:
+            return
+        begin = _BEGIN.search(text, end)
 
 
 def described(task: Task) -> str:

@@ -1,5 +1,6 @@
 """Checkers of answers: what is right, what is wrong, and what is no verdict."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,35 @@ async def test_code_that_no_test_can_judge_is_spoiled_if_tests_come_to_a_verdict
 
 def test_the_last_score_counts() -> None:
     assert read_score('{"score": 0} and then {"score": 1, "reason": "x"} end') == 1.0
+    assert read_score('{"score": 0.5} {"note": {"score": 1}} {}') == 0.5
     assert read_score("") is None
-    assert read_score(f'{{"score": {"[" * 100_000}}}') is None
+    assert read_score(f'{{"score": {"9" * 5000}}}') is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        r'{"score": 0, "reason": "the answer \\frac{1}{2} is wrong"}',
+        r'{"score": 0, "reason": "the answer \sqrt{2} \underline{is} {wrong"}',
+        '{"score": 0, "reason": "a }\nand a {"}',
+        r'The set {1, {"a": 2}, {"b: 3}. {"score": 0, "reason": "it ends with {\"score\": 1}"}',
+        '{"score": 0, "checks": {"score": 1}}',
+    ],
+)
+def test_a_score_counts_whatever_its_reason_quotes(reply: str) -> None:
+    assert read_score(reply) == 0.0
+
+
+def test_a_score_that_is_quoted_within_a_broken_verdict_does_not_count() -> None:
+    assert read_score('{"score": 0, "reason": "it ends with {"score": 1}"}') is None
+
+
+@pytest.mark.parametrize("repeated", ["{", '{"', '{"a":', '{"a":[', '{"\\"{', "{}", "[{", '{"a":1', '{"a":1}', "\\"])
+def test_a_reply_that_is_never_closed_is_read_once(repeated: str) -> None:
+    """Reading what follows each brace again would take minutes."""
+    began = time.process_time()
+    assert read_score('{"score": ' + repeated * 20_000) is None
+    assert time.process_time() - began < 10
 
 
 async def test_fences_that_nothing_closes_are_read_once(using: CheckerContext) -> None:
