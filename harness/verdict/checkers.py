@@ -72,6 +72,8 @@ async def check_answer(task: Task, text: str, using: CheckerContext) -> Verdict:
     """Check an answer by the task's checker. AttemptFailed("verifier") when there is no verdict."""
     checker = task.checker
     assert checker is not None, "tasks of these domains are loaded with a checker"
+    if not text.strip():
+        return Verdict(0.0)
     if checker.kind == "regex":
         return Verdict(float(await _matches(checker.pattern, text, using.regex_seconds)))
     if checker.kind == "code":
@@ -179,8 +181,6 @@ async def _by_judge(task: Task, text: str, judge: Judge | None, seconds: float) 
         raise AttemptFailed(
             "verifier", "the task's checker is a judge, and the run has none; name one with --judge URL"
         )
-    if not text.strip():
-        return Verdict(0.0)
     assert task.checker is not None
     prompt = _grading_prompt(task, task.checker, text)
     messages = [{"role": "system", "content": GRADING}, {"role": "user", "content": prompt}]

@@ -90,6 +90,8 @@ def test_the_final_answer(text: str, answer: str) -> None:
         (task("regex", pattern=r"\bParis\b"), "I think Paris it is", 1.0),
         (task("regex", pattern=r"\bParis\b"), "Parisian", 0.0),
         (task("regex", pattern="[[P]aris"), "Paris", 1.0),  # Python warns of "[["
+        (task("regex", pattern=r"\A[^,]*\Z"), "", 0.0),
+        (task("regex", pattern=r"\A[^,]*\Z"), " \n", 0.0),
         (task("math", answer="0.5"), "thus \\boxed{\\frac12}", 1.0),
         (task("math", answer="0.5"), "thus \\boxed{2}", 0.0),
         (task("math", answer="0.5"), "", 0.0),
