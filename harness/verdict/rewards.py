@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from harness.failure import AttemptFailed
+
 MAX_BYTES = 64 << 10
 """Largest reward file that is read."""
 MAX_NAME = 200
@@ -95,7 +97,19 @@ def below(verdict: Verdict, least: float | Mapping[str, float] | None) -> bool:
 
 
 def joined(steps: Sequence[tuple[str, Verdict]], how: Literal["mean", "final"]) -> Verdict:
-    """Make one verdict of the steps that were verified: the mean, or the last. Their rewards become its parts."""
+    """Make one verdict of the steps that were verified: the mean, or the last.
+
+    Its parts are the reward of each step as `step:NAME` and the step's own parts as `step:NAME:PART`. Those of single
+    turns keep their name, since turns are counted over the attempt; where steps name the same turn, they are added up.
+    AttemptFailed("verifier") when that gives no finite number.
+    """
     rewards = {f"step:{name}": verdict.reward for name, verdict in steps}
     reward = steps[-1][1].reward if how == "final" else sum(rewards.values()) / len(rewards)
-    return Verdict(reward, rewards)
+    parts: dict[str, float] = {}
+    for step, verdict in steps:
+        for name, value in verdict.parts.items():
+            whole = name if name.startswith("turn:") else f"step:{step}:{name}"
+            parts[whole] = parts.get(whole, 0.0) + value
+            if not math.isfinite(parts[whole]):
+                raise AttemptFailed("verifier", f"the steps' rewards of {name!r} have no finite sum")
+    return Verdict(reward, parts | rewards)

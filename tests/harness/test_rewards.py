@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from harness.failure import AttemptFailed
 from harness.verdict.rewards import NoReward, Verdict, below, from_json, from_text, joined
 
 
@@ -61,6 +62,15 @@ def test_a_step_falls_short_of_its_least_reward(least: float | Mapping[str, floa
 
 def test_the_verdict_on_steps_is_their_mean_or_the_last() -> None:
     steps = [("one", Verdict(1.0)), ("two", Verdict(0.0, {"style": 1})), ("three", Verdict(0.5))]
-    parts = {"step:one": 1.0, "step:two": 0.0, "step:three": 0.5}
+    parts = {"step:one": 1.0, "step:two": 0.0, "step:three": 0.5, "step:two:style": 1.0}
     assert joined(steps, "mean") == Verdict(0.5, parts)
-    assert joined(steps[:2], "final") == Verdict(0.0, {"step:one": 1.0, "step:two": 0.0})
+    assert joined(steps[:2], "final") == Verdict(0.0, {"step:one": 1.0, "step:two": 0.0, "step:two:style": 1.0})
+
+
+def test_rewards_of_turns_keep_their_name_over_the_steps() -> None:
+    steps = [("one", Verdict(1.0, {"turn:0": 0.5, "turn:1": 0.25})), ("two", Verdict(1.0, {"turn:1": 0.5}))]
+    parts = joined(steps, "mean").parts
+    assert parts == {"step:one": 1.0, "step:two": 1.0, "turn:0": 0.5, "turn:1": 0.75}
+    huge = Verdict(1.0, {"turn:0": 1e308})
+    with pytest.raises(AttemptFailed, match="the steps' rewards of 'turn:0' have no finite sum"):
+        joined([("one", huge), ("two", huge)], "mean")
