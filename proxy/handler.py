@@ -133,13 +133,14 @@ class Handler:
 
         def in_thread() -> tuple[Call, Prompt, bytes]:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits, session.reader(dialect))
-            call = session.shown(call)
+            remember = not any_length  # else counting alone would take memory
+            call = session.shown(call, remember)
             if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
                 call = replace(call, constraint=replace(call.constraint, enforced=enforceable(call)))
             ignored = self._without_effect(call, session.attempt)
             call = call if ignored == call.ignored else replace(call, ignored=ignored)
             splice = self._settings.config.proxy.history == "splice"
-            prompt = session.prepare(call, splice, remember=not any_length)  # else counting alone would take memory
+            prompt = session.prepare(call, splice, remember)
             return call, prompt, request_fingerprint(call, prompt)
 
         try:

@@ -1,4 +1,5 @@
-"""What a request and a client may cost, and a body's reading as a call: levels of JSON, and the number of everything.
+"""What a request and a client may cost, and a body's reading as a call: levels and values of JSON, and the number of
+everything.
 
 What exceeds a limit is refused in the dialect's error format, before anything is rendered or sampled. Elsewhere: bytes
 of bodies (proxy/http/bodies.py), connections and their time (connections.py beside it), headers and the request line
@@ -57,6 +58,9 @@ class RequestLimits:
     nesting: int = 200
     """Levels of objects and arrays in a tool, a tool call and the options. Templates recurse into all of them, and
     Python's recursion ends at 1000."""
+    values: int = 500_000
+    """Objects, arrays, texts and numbers in all tools, tool calls and options: each may take 200 bytes. A conversation
+    of 2,000 tool calls has some 20,000."""
     messages: int = 20_000
     tools: int = 2_000
     stop_strings: int = 31
@@ -98,7 +102,11 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits, 
         raise _too_deep(limits) from error
     tool_calls = [tool_call for message in call.messages for tool_call in message.get("tool_calls", ())]
     schema = call.constraint.schema if call.constraint else None
-    if nests_deeper((*call.tools, *tool_calls, call.options, call.echo, schema), limits.nesting):
+    values = (*call.tools, *tool_calls, call.options, call.echo, schema)
+    if has_more_values(values, limits.values):
+        rule = f"tools, tool calls and options have more than {limits.values} values; send fewer"
+        raise CallError(400, "invalid_request", rule)
+    if nests_deeper(values, limits.nesting):
         raise _too_deep(limits)
     for name, count, limit in (
         (dialect.PROMPT, len(call.messages), limits.messages),
@@ -139,6 +147,17 @@ def nests_deeper(values: Sequence[Any], limit: int) -> bool:
             return False
         level = [inner for value in level for inner in _children(value) if type(inner) not in LEAF_TYPES]
     return bool(level)
+
+
+def has_more_values(values: Sequence[Any], limit: int) -> bool:
+    """Whether there are more than `limit` values with all that they hold."""
+    left, count = list(values), 0
+    while left and count + len(left) <= limit:
+        value = left.pop()
+        count += 1
+        if type(value) not in LEAF_TYPES:
+            left.extend(_children(value))
+    return bool(left)
 
 
 def _children(value: Any) -> Any:

@@ -120,14 +120,15 @@ class PromptBuilder:
 
     @property
     def size(self) -> int:
-        """Bytes of the token ids of its tree and of its remembered texts."""
-        return BYTES_PER_ID * self.tree.token_count + self._tokens.size
+        """Bytes of the token ids of its tree, of its remembered texts and of the messages that it keeps."""
+        return BYTES_PER_ID * self.tree.token_count + self._tokens.size + self._histories.size
 
-    def with_ids(self, call: Call, catch_up: Callable[[], None] = lambda: None) -> Call:
-        """The request with ids for those calls and results of its history that came without."""
+    def with_ids(self, call: Call, catch_up: Callable[[], None] = lambda: None, remember: bool = True) -> Call:
+        """The request with ids for those calls and results of its history that came without. `remember` as in
+        `build`."""
         if not lacks_ids(call.messages):
             return call
-        request = self._read(call.messages, catch_up)
+        request = self._read(call.messages, catch_up, remember)
         recorded = self._matcher.call_ids(request.messages, request.turns)
         return replace(call, messages=with_ids(request.messages, recorded, self._template.form))
 
@@ -137,12 +138,12 @@ class PromptBuilder:
         """Render and tokenise a request; if `splice`, with recorded ids where they stand for the same text.
 
         `catch_up` adds what other proxies have recorded; it is called where the request repeats a turn unknown here.
-        `remember=False` keeps no texts with their ids for later prompts. Raises TemplateError when the template refuses
-        the messages.
+        `remember=False` keeps no messages, and no texts with their ids, for later prompts. Raises TemplateError when
+        the template refuses the messages.
         """
         if call.prompt is not None:
             return self._build_text_completion(call.prompt, splice)
-        request = self._read(call.messages, catch_up)
+        request = self._read(call.messages, catch_up, remember)
         call = replace(call, messages=request.messages)
         match = self._matcher.match(call, request.turns, splice)
         text = self._render(call, call.messages) if match.text is None else match.text
@@ -167,8 +168,8 @@ class PromptBuilder:
             experts_end=self.tree.experts_end(prefix_of, length),
         )
 
-    def _read(self, messages: Sequence[dict[str, Any]], catch_up: Callable[[], None]) -> RequestHistory:
-        request = self._histories.read(messages)
+    def _read(self, messages: Sequence[dict[str, Any]], catch_up: Callable[[], None], remember: bool) -> RequestHistory:
+        request = self._histories.read(messages, remember)
         if not all(self._matcher.knows(turn) for turn in request.turns):
             catch_up()
         return request

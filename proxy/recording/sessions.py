@@ -41,7 +41,8 @@ from proxy.recording.stored_responses import StoredResponses
 KEEP = 512
 """Sessions in memory; the least recently used one is forgotten first."""
 KEEP_BYTES = 1 << 30
-"""Token ids and remembered texts of all sessions in memory; beyond, the least recently used session is forgotten."""
+"""Token ids, remembered texts and kept messages of all sessions in memory; beyond, the least recently used session is
+forgotten."""
 RECHECK_SECONDS = 1.0
 """How long an attempt is assumed to be open without asking; the pool refuses replies of a closed one in any case."""
 
@@ -65,9 +66,10 @@ class Session:
         """How requests of a dialect are read: those of Responses may name what the attempt has stored."""
         return partial(responses.read, stored=self.stored) if dialect is responses else dialect.read
 
-    def shown(self, call: Call) -> Call:
-        """The request as the model is shown it, with ids for the calls and results that came without."""
-        return self.prompts.with_ids(self.view.shown(call), self.catch_up)
+    def shown(self, call: Call, remember: bool = True) -> Call:
+        """The request as the model is shown it, with ids for the calls and results that came without. `remember` as in
+        `prepare`."""
+        return self.prompts.with_ids(self.view.shown(call), self.catch_up, remember)
 
     def prepare(self, call: Call, splice: bool, remember: bool = True) -> Prompt:
         """Turn a request into tokens and find its place in the attempt. Any thread may call it.

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.commands.main import main
-from proxy.http.limits import nests_deeper
+from proxy.http.limits import has_more_values, nests_deeper
 from tests.proxy.conftest import SHELL, Serve, Stand, user
 
 HELLO: dict[str, Any] = {"messages": [user("hi")]}
@@ -49,6 +49,9 @@ def calling(arguments: Any) -> dict[str, Any]:
         ({"nesting": 9}, chat(chat_template_kwargs={"a": nested(9)}), 400, "more than 9 levels"),
         ({"nesting": 9}, chat(tools=[tool(nested(8))]), 400, "more than 9 levels"),
         ({"nesting": 9}, chat(messages=[calling(nested(8)), user("hi")]), 400, "more than 9 levels"),
+        ({"values": 40}, chat(tools=[tool([0] * 40)]), 400, "more than 40 values"),
+        ({"values": 40}, chat(messages=[calling("x"), user("hi"), calling([{}] * 40)]), 400, "more than 40 values"),
+        ({"values": 40}, chat(chat_template_kwargs={"a": list(range(40))}), 400, "more than 40 values"),
         ({"messages": 2}, chat(messages=[user("hi")] * 3), 400, "messages has 3 entries, and at most 2"),
         ({"tools": 2}, chat(tools=[SHELL] * 3), 400, "tools has 3 entries, and at most 2"),
         ({"stop_strings": 2}, chat(stop=["a", "b", "c"]), 400, "stop has 3 entries, and at most 2"),
@@ -206,6 +209,18 @@ def test_the_depth_of_any_json(value: Any) -> None:
     levels = levels_of(value)
     assert not nests_deeper([value], levels)
     assert levels == 0 or nests_deeper([value], levels - 1)
+
+
+def values_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(values_of, inner))
+
+
+@given(value=JSON)
+def test_the_values_of_any_json(value: Any) -> None:
+    values = values_of(value)
+    assert not has_more_values([value], values)
+    assert has_more_values([value], values - 1)
 
 
 DEEP: dict[str, Any] = {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import chain
+from sys import getsizeof
 from typing import Any
 
 from proxy.pool.completions.records import HistoryDigest
@@ -15,6 +16,8 @@ from proxy.prompt.continuation.meaning import meaning
 
 KEPT = 4
 """Requests whose messages are kept, as a conversation may have parallel branches."""
+MOST_BYTES = 1 << 26
+"""Memory of one attempt's kept messages: a context of a million tokens several times over. Older requests go first."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class _ReadMessage:
     sender: bytes
     digest: bytes
     """Digest of what it says."""
+    size: int
+    """Bytes of memory that it takes."""
 
 
 class _Digests:
@@ -72,32 +77,58 @@ _ReadRequest = tuple[list[_ReadMessage], _Digests]
 """The messages of one request, and the digests of them all. Neither changes any more."""
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Requests that are kept, and the bytes of their messages; those that requests share count once."""
+
+    requests: tuple[_ReadRequest, ...] = ()
+    """The newest first."""
+    size: int = 0
+
+
 class HistoryReader:
     """Reads the requests of one attempt; of a conversation that goes on, only the new messages. Any thread may use it.
 
-    Without a lock: the tuple of kept requests is replaced as a whole. Of two threads that replace it at once, one's
+    Without a lock: what is kept is replaced as a whole. Of two threads that replace it at once, one's
     request is forgotten, which costs reading those messages again.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[_ReadRequest, ...] = ()
-        """The newest first."""
+        self._kept = _Kept()
 
-    def read(self, messages: Sequence[dict[str, Any]]) -> RequestHistory:
-        earlier = next((request for request in self._kept if _continues(messages, request[0])), None)
+    @property
+    def size(self) -> int:
+        """Bytes of the messages that are kept, `MOST_BYTES` at the most."""
+        return self._kept.size
+
+    def read(self, messages: Sequence[dict[str, Any]], remember: bool = True) -> RequestHistory:
+        """Read a request. `remember=False` keeps none of it for later ones."""
+        kept = self._kept.requests
+        earlier = next((request for request in kept if _continues(messages, request[0])), None)
         if earlier is not None:
             read, digests = earlier[0].copy(), earlier[1].copy()
         else:
-            read = max((_common(request, messages) for request, _ in self._kept), key=len, default=[])
+            read = max((_common(request, messages) for request, _ in kept), key=len, default=[])
             digests = _Digests()
             for message in read:
                 digests.add(message)
         for index in range(len(read), len(messages)):
             read.append(_read(messages[index], index, digests))
             digests.add(read[-1])
-        self._kept = ((read, digests), *(other for other in self._kept if other is not earlier))[:KEPT]
+        if remember:
+            self._kept = _bounded(((read, digests), *(other for other in kept if other is not earlier))[:KEPT])
         turns = [message.turn for message in read if message.turn is not None]
         return RequestHistory(tuple(message.value for message in read), turns, digests.history())
+
+
+def _bounded(requests: tuple[_ReadRequest, ...]) -> _Kept:
+    """As many of the requests as `MOST_BYTES` hold, the newest first."""
+    while True:
+        sizes = {id(message): message.size for messages, _ in requests for message in messages}
+        size = sum(sizes.values())
+        if size <= MOST_BYTES:
+            return _Kept(requests, size)
+        requests = requests[:-1]
 
 
 def _read(message: dict[str, Any], index: int, before: _Digests) -> _ReadMessage:
@@ -110,7 +141,22 @@ def _read(message: dict[str, Any], index: int, before: _Digests) -> _ReadMessage
         text = message.get("content") or ""
     sender = f"{message['role']} {message.get('name')} ".encode("utf-8", "surrogatepass")
     digest = sha256(text.encode("utf-8", "surrogatepass")).digest()  # processors have instructions for it
-    return _ReadMessage(message, _calls_text(message), turn, sender, digest)
+    calls_text = _calls_text(message)
+    size = _memory((message, calls_text, turn.meaning if turn else None))
+    return _ReadMessage(message, calls_text, turn, sender, digest, size)
+
+
+def _memory(value: Any) -> int:
+    """Bytes of a value of JSON and of all that it holds."""
+    size, left = 0, list[Any]([value])
+    while left:
+        value = left.pop()
+        size += getsizeof(value)
+        if isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value
+    return size
 
 
 def _continues(messages: Sequence[dict[str, Any]], request: list[_ReadMessage]) -> bool:
