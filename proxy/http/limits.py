@@ -65,6 +65,9 @@ class RequestLimits:
     tools: int = 2_000
     stop_strings: int = 31
     """SGLang 0.5.23 takes 32, and where a call is prescribed the proxy adds one, the end of reasoning."""
+    stop_chars: int = 2_048
+    """Characters of all of them together. SGLang tokenises them on the event loop that all its requests share, and
+    compares each of their beginnings with the end of the text after every token."""
     choices: int = 64
     """Answers to one request (n, candidateCount); each one is a call in flight."""
     stored_bytes: int = 1 << 28
@@ -115,6 +118,8 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits, 
     ):
         if count > limit:
             refuse(name, f"has {count} entries, and at most {limit} are served; send fewer")
+    if (chars := sum(map(len, call.stop))) > limits.stop_chars:
+        refuse("stop", f"has {chars} characters, and at most {limits.stop_chars} are served; send shorter ones")
     if not 1 <= call.choices <= limits.choices:
         refuse(dialect.CHOICES, f"is {call.choices}; ask for 1 to {limits.choices} answers")
     for name, value in call.sampling.items():

@@ -56,6 +56,8 @@ def calling(arguments: Any) -> dict[str, Any]:
         ({"tools": 2}, chat(tools=[SHELL] * 3), 400, "tools has 3 entries, and at most 2"),
         ({"stop_strings": 2}, chat(stop=["a", "b", "c"]), 400, "stop has 3 entries, and at most 2"),
         ({}, chat(stop=["a"] * 32), 400, "stop has 32 entries, and at most 31"),
+        ({"stop_chars": 5}, chat(stop=["abc", "def"]), 400, "stop has 6 characters, and at most 5"),
+        ({}, chat(stop="x" * 1_000_000), 400, "stop has 1000000 characters, and at most 2048"),
         ({}, chat(top_k=2**40), 400, "top_k is 1099511627776"),
         ({}, chat(top_k=1)[:-1] + b"0" * 400 + b"}", 400, "send a number within 32 bits"),
     ],
@@ -68,7 +70,9 @@ async def test_too_much_is_refused(serve: Serve, limits: Any, body: bytes, statu
 
 
 async def test_just_within_the_limits_is_served(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: "ok", limits={"nesting": 9, "messages": 2, "tools": 2, "stop_strings": 2})
+    stand = await serve(
+        lambda prompt, ids: "ok", limits={"nesting": 9, "messages": 2, "tools": 2, "stop_strings": 2, "stop_chars": 2}
+    )
     kwargs = {"a": nested(8)}
     tools = [SHELL, tool(nested(6))]
     body = chat(messages=[calling(nested(6)), user("hi")], tools=tools, stop=["a", "b"], chat_template_kwargs=kwargs)
