@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import update
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account
 from proxy.pool.rollouts import runs
+from proxy.pool.schema import rollouts
 from tests.trainer.make import fill, make_config, make_rows, write_model
 from tests.trainer.test_loop import prepare
 from trainer.commands.recorded_rows import demonstrations
@@ -120,6 +122,21 @@ def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> N
     assert (sum(map(len, everything)), sum(map(len, good))) == (24, 12)
     with pytest.raises(UserError, match="hold 0 groups to imitate"):
         demonstrations(msgspec.structs.replace(config, sft=msgspec.structs.replace(config.sft, min_reward=2.0)))
+
+
+@pytest.mark.parametrize("min_reward", [None, 1.0])
+def test_masked_cheats_are_not_imitated_whatever_their_reward(
+    min_reward: float | None, pool: Pool, tmp_path: Path
+) -> None:
+    config = config_for(pool, tmp_path, min_reward=min_reward)
+    before = [len(rows) for rows in demonstrations(config)]
+    with pool.write() as connection:  # of each group, one with the reward 1; of the first, both
+        cheats = (rollouts.c.member == 1) | ((rollouts.c.member == 3) & (rollouts.c.group_id == 1))
+        connection.execute(update(rollouts).where(cheats).values(hacked="mask"))
+        connection.execute(update(rollouts).where(rollouts.c.member == 3, ~cheats).values(hacked="tell"))
+    masked = [2, 1, 1, 1, 1, 1]
+    expected = [was - less for was, less in zip(before, masked, strict=True)]
+    assert [len(rows) for rows in demonstrations(config)] == [rows for rows in expected if rows]
 
 
 def test_held_out_groups_are_never_trained_on() -> None:

@@ -1,8 +1,9 @@
 """Rows that a step imitates beside its own: which ones, and what they weigh. Their loss is -log p; they have no
 advantage.
 
-What a source does not take (`min_reward`, `why_not_imitable`) has no reason of proxy/pool/untrained.py: its tokens were
-sampled in another run, which accounts for them, and imitating is no part of that.
+What a source does not take (masked cheats, `min_reward`, `why_not_imitable`) has no reason of
+proxy/pool/untrained.py: its tokens were sampled in another run, which accounts for them, and imitating is no part of
+that.
 Left out: the loss (trainer/loss/policy_loss.py); the warm start, which does nothing else (trainer/commands/sft.py).
 """
 
@@ -25,10 +26,15 @@ from trainer.data.row import TrainingRow
 def demonstrations(
     rollouts: Iterable[RecordedRollout], min_reward: float | None, labels: Sequence[str]
 ) -> dict[int, list[TrainingRow]]:
-    """The rows to imitate, by group, since the members of a group share their task. Groups without any are left out."""
+    """The rows to imitate, by group, since the members of a group share their task.
+
+    Rollouts that are masked as cheats have none. Groups without any are left out.
+    """
     why_not = partial(why_not_imitable, labels=labels)
     groups: dict[int, list[TrainingRow]] = {}
     for rollout in rollouts:
+        if rollout.masked:
+            continue
         if min_reward is None or (rollout.reward is not None and rollout.reward >= min_reward):
             groups.setdefault(rollout.group_id, []).extend(merge(rollout.completions, 1.0, Counter(), why_not))
     return {group_id: rows for group_id, rows in groups.items() if rows}

@@ -10,6 +10,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.masked import MASKED
 from proxy.pool.schema import attempts, completions, groups, proxies, rollouts, tasks
 
 AT_ONCE = 500
@@ -24,6 +25,8 @@ class RecordedRollout:
     group_id: int
     reward: float | None
     failure: str | None
+    masked: bool
+    """It cheated, and is masked: nothing learns from it."""
     completions: list[Completion]
 
 
@@ -72,6 +75,7 @@ def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
     """
     query = (
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure)
+        .add_columns(MASKED.label("masked"))
         .join_from(rollouts, groups)
         .where(groups.c.run_id == run_id, groups.c.purpose.is_(None), groups.c.dropped_at.is_(None))
         .where(rollouts.c.finished_at.is_not(None), rollouts.c.attempt_id.is_not(None))
@@ -80,7 +84,10 @@ def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
     with pool.read() as connection:
         rows = connection.execute(query).all()
         by_attempt = of_attempts(connection, [row.attempt_id for row in rows])
-    return [RecordedRollout(row.id, row.group_id, row.reward, row.failure, by_attempt[row.attempt_id]) for row in rows]
+    return [
+        RecordedRollout(row.id, row.group_id, row.reward, row.failure, row.masked, by_attempt[row.attempt_id])
+        for row in rows
+    ]
 
 
 def tokenizers(pool: Pool, attempt_ids: Iterable[int]) -> set[str]:
