@@ -144,6 +144,14 @@ def test_imitation_needs_no_logprobs_but_a_finished_reply() -> None:
     assert [int(row.trained.sum()) for row in rows] == [2] and to_metrics(excluded) == {"unfinished: length": 1}
 
 
+def test_a_whole_reply_that_its_client_did_not_receive_is_not_imitated() -> None:
+    first, second, _ = chain(GROWING)
+    lost = replace(second, untrainable=Untrained(UntrainedReason.ABANDONED))
+    excluded: Counter[Untrained] = Counter()
+    rows = merge([first, lost], 1.0, excluded, why_not_imitable)
+    assert [int(row.trained.sum()) for row in rows] == [2] and to_metrics(excluded) == {"abandoned": 1}
+
+
 def test_stored_tokens_that_changed_are_excluded() -> None:
     first, second, _ = chain(GROWING)
     rows, excluded = merged([first, replace(second, path_crc=0)])

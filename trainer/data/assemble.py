@@ -147,8 +147,10 @@ def why_not_trainable(
 def why_not_imitable(item: Completion, labels: Sequence[str] = TRAINED) -> Untrained | None:
     """The reason why a completion is excluded from imitation, or None.
 
-    Imitation needs no logprobs, but only takes replies that ended by themselves.
+    Imitation needs no logprobs, but only takes replies that ended by themselves and that the agent received.
     """
+    if item.untrainable is not None and item.untrainable.reason == UntrainedReason.ABANDONED:
+        return item.untrainable
     if item.label is not None and item.label not in labels:
         return Untrained(UntrainedReason.LABEL, item.label)
     finished = item.finish_reason in ("stop", "tool_calls")
