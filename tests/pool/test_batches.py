@@ -16,15 +16,16 @@ from proxy.commands.main import main
 from proxy.pool.completions.records import NewCompletion, VersionSpan, int_bytes
 from proxy.pool.database import Pool
 from proxy.pool.export.sequences import sequences
+from proxy.pool.inspect.trainable_calls import trainable_calls
 from proxy.pool.read import rollouts
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
-from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.groups import GroupOptions, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.training.steps import Published, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.conftest import need
-from tests.pool.make import TASK, new_completion, record
+from tests.pool.make import TASK, finished_group, new_completion, record
 from tests.proxy.sdks import environments
 
 ONE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -80,6 +81,22 @@ def test_each_trained_token_is_in_one_sequence(stepped: Pool) -> None:
     sampled = sum(sum(item.mask) for item in rollout.completions)
     assert sum(sum(part.mask) for part in (chain, cut, fork)) == sampled == 6
     assert sequences(constrained) == []
+
+
+def test_what_is_for_evaluation_is_in_no_batch(pool: Pool) -> None:
+    run = open_run(pool, "r", "train", {})
+    evaluation = open_run(pool, "e", "eval", {})
+    for run_id, held_out in ((run.id, True), (evaluation.id, False)):
+        [member] = open_group(pool, run_id, TASK, 1, GroupOptions(held_out=held_out))
+        attempt, _ = open_attempt(pool, member.rollout_id, "command")
+        record(pool, [new_completion(attempt.id)])
+        close_attempt(pool, attempt.id, Ending())
+        finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=1.0))
+    finished_group(pool, run.id, [1.0])
+    whys = [(rollout.run, str(rollout.completions[0].untrained), len(sequences(rollout))) for rollout in rollouts(pool)]
+    assert whys == [("r", "held_out", 0), ("r", "None", 1), ("e", "held_out", 0)]
+    [calls] = trainable_calls(pool, run.id).values()
+    assert (calls.calls, calls.trainable) == (2, 1) and calls.untrained == {Untrained(UntrainedReason.HELD_OUT): 1}
 
 
 def exported(pool: Pool, kind: str, file: Path, *more: str, status: int = 0) -> Path:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from sqlalchemy import case, func, select
 
 from proxy.pool.database import Pool
-from proxy.pool.read.why_untrained import Surroundings, why_untrained
+from proxy.pool.read.why_untrained import Surroundings, group_untrained, why_untrained
+from proxy.pool.rollouts.attempts import PURPOSE
 from proxy.pool.rollouts.masked import masked_as_hacked
-from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts
+from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
 from proxy.pool.untrained import Untrained
 
 
@@ -46,12 +47,14 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
         rollouts.c.hacked,
         rollouts.c.set_aside,
         groups.c.reason,
+        PURPOSE,
     )
     inner = (
         select(*columns, TOKENS.label("tokens"))
         .join_from(completions, attempts)
         .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
         .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(runs, runs.c.id == groups.c.run_id)
         .where(groups.c.run_id == run_id)
         .subquery()
     )
@@ -67,7 +70,7 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
                 failure=row.failure,
                 hacked=masked_as_hacked(row.hacked, None),
                 set_aside=row.set_aside,
-                group=Untrained.from_columns(row.reason, None),
+                group=group_untrained(row.purpose, row.reason, None),
             )
             reason = why_untrained(Untrained.from_columns(row.untrainable, None), row.label, around)
             client.calls += row.calls

@@ -18,7 +18,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.read.archive_file import ArchiveFile
 from proxy.pool.read.records import CompletionRecord, RolloutRecord
-from proxy.pool.read.why_untrained import Surroundings, why_untrained
+from proxy.pool.read.why_untrained import Surroundings, group_untrained, why_untrained
 from proxy.pool.rollouts.masked import masked_as_hacked
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.rollouts.states import GROUP_STATES
@@ -69,6 +69,7 @@ class RolloutFilter:
                 groups.c.function,
                 groups.c.agent,
                 groups.c.start_dated_at,
+                groups.c.purpose,
                 tasks.c.name.label("task"),
                 tasks.c.domain,
             )
@@ -111,7 +112,7 @@ def rollouts(source: Pool | str | Path, which: RolloutFilter = ALL) -> Iterator[
             for group, row in _attempts(pool, run.id, which):
                 reward = row.reward if _is_final(row) else None
                 if _within(reward, which.min_reward, which.max_reward):  # before any token is read
-                    rollout = _record(run.name, group, row, _completions(stored, run.name, group, row, which))
+                    rollout = _record(run.name, group, row, _completions(stored, run, group, row, which))
                     if which.labels is None or rollout.completions:
                         yield rollout
     finally:
@@ -123,7 +124,7 @@ def _runs(pool: Pool, which: RolloutFilter) -> Collection[Any]:
     if which.run is not None:
         return [find_run(pool, which.run)]
     with pool.read() as connection:
-        return connection.execute(select(runs.c.id, runs.c.name).order_by(runs.c.id)).all()
+        return connection.execute(select(runs.c.id, runs.c.name, runs.c.purpose).order_by(runs.c.id)).all()
 
 
 def _attempts(pool: Pool, run_id: int, which: RolloutFilter) -> Iterator[tuple[Row[Any], Row[Any]]]:
@@ -206,7 +207,7 @@ class _Stored:
 
 
 def _completions(
-    stored: _Stored, run: str, group: Row[Any], row: Row[Any], which: RolloutFilter
+    stored: _Stored, run: Any, group: Row[Any], row: Row[Any], which: RolloutFilter
 ) -> Iterator[CompletionRecord]:
     """Yield the completions of an attempt that have one of the wanted labels."""
     if row.attempt is None:
@@ -216,7 +217,7 @@ def _completions(
         whole = paths(chain)
     except (ValueError, KeyError) as error:
         raise UserError(
-            f"attempt {row.attempt} of run {run!r} is damaged ({error}); run `proxy pool verify`"
+            f"attempt {row.attempt} of run {run.name!r} is damaged ({error}); run `proxy pool verify`"
         ) from error
     ended_without_outcome = row.finished_at is None and row.closed_at is not None
     around = Surroundings(
@@ -225,7 +226,7 @@ def _completions(
         failure=row.failure,
         hacked=masked_as_hacked(row.hacked, row.integrity),
         set_aside=row.set_aside,
-        group=Untrained.from_columns(group.reason, group.detail),
+        group=group_untrained(group.purpose or run.purpose, group.reason, group.detail),
     )
     for item in chain:
         if which.labels is None or item.label in which.labels:

@@ -27,6 +27,13 @@ class Surroundings:
     """Why its group is not trained."""
 
 
+def group_untrained(purpose: str, reason: str | None, detail: str | None) -> Untrained | None:
+    """Return why a group with these columns is not trained. `purpose`: its own, or that of its run."""
+    if purpose == "eval":
+        return Untrained(UntrainedReason.HELD_OUT)
+    return Untrained.from_columns(reason, detail)
+
+
 def why_untrained(own: Untrained | None, label: str | None, around: Surroundings) -> Untrained | None:
     """Return the first reason that holds: of the call, of its attempt, of its rollout, of its group. None: no reason.
 
