@@ -30,7 +30,7 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     add_run(verb)
     what = "reward function, or file of judges"
     verb.add_argument("--reward", metavar="MODULE:NAME|FILE.toml", required=True, help=what)
-    verb.add_argument("--write", action="store_true", help="give untrained rollouts their new rewards")
+    verb.add_argument("--write", action="store_true", help="give finished, untrained groups their new rewards")
     verb.set_defaults(call=_rescore)
 
 
@@ -46,12 +46,15 @@ def _rescore(given: argparse.Namespace) -> int:
         if isinstance(scorer, TrajectoryJudges):
             print(f"questions to judges: {scorer.asked}; what they had said before was in the pool")
         if not given.write:
-            print("nothing was written; --write gives rollouts that no train step has taken their new rewards")
+            print("nothing was written; --write gives finished, untrained groups their new rewards")
             return 0
         written = write_scores(pool, run.id, scorer.name, {one.row.rollout_id: one.to_pool() for one in rescored})
         text = f"{scorer.name} gave {written.rollouts} rollouts new rewards"
         record_event(pool, run.id, "rescore", text)
-        why = "because a train step has taken their groups, or they were lost or cheated"
+        why = (
+            "because their groups are not finished (score them again when they are), a train step has taken them, or "
+            "they were lost or cheated"
+        )
         left = f"; {written.left} stay as they are, {why}"
         print(f"{text}{left if written.left else ''}")
     return 0

@@ -14,9 +14,9 @@ from harness.setup.stack import RunningProxy
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
-from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.groups import OpenRollout, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
-from proxy.pool.rollouts.scoring import scorable
+from proxy.pool.rollouts.scoring import NewScore, Written, scorable, write_scores
 from proxy.pool.schema import rollouts
 from proxy.pool.training.steps import Published
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
@@ -45,14 +45,18 @@ def finished(pool: Pool, run_id: int, texts: dict[str, float | None]) -> None:
     """A group whose members wrote these texts and got these rewards; None: its verifier gave no verdict."""
     members = open_group(pool, run_id, TASK, len(texts))
     for member, (text, reward) in zip(members, texts.items(), strict=True):
-        attempt, _ = open_attempt(pool, member.rollout_id, "command")
-        item: NewCompletion = replace(new_completion(attempt.id), reply={"role": "assistant", "content": text})
-        record(pool, [item])
-        close_attempt(pool, attempt.id, Ending())
-        parts = {} if reward is None else {"verifier": reward}
-        failure = "verifier" if reward is None else None
-        outcome = Outcome(attempt_id=attempt.id, reward=reward, failure=failure, detail="exit 9", reward_parts=parts)
-        finish_rollout(pool, member.rollout_id, outcome)
+        finish(pool, member, text, reward)
+
+
+def finish(pool: Pool, member: OpenRollout, text: str, reward: float | None) -> None:
+    attempt, _ = open_attempt(pool, member.rollout_id, "command")
+    item: NewCompletion = replace(new_completion(attempt.id), reply={"role": "assistant", "content": text})
+    record(pool, [item])
+    close_attempt(pool, attempt.id, Ending())
+    parts = {} if reward is None else {"verifier": reward}
+    failure = "verifier" if reward is None else None
+    outcome = Outcome(attempt_id=attempt.id, reward=reward, failure=failure, detail="exit 9", reward_parts=parts)
+    finish_rollout(pool, member.rollout_id, outcome)
 
 
 def rows(pool: Pool) -> list[Any]:
@@ -94,6 +98,28 @@ def test_rollouts_that_no_step_has_taken_get_new_rewards_and_keep_the_old_ones(
     assert main([*command[:-1], f"{module}:same", "--write"]) == 0
     assert [row.reward for row in rows(pool)] == [1.0, 0.0, 0.0, 1.0, 1.0, None]
     assert [kept["by"] for kept in rows(pool)[4].replaced] == ["words:words", "words:same"]
+    pool.close()
+
+
+def test_a_group_gets_new_rewards_as_a_whole_or_not_at_all(
+    database: str, module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = open_pool(database)
+    run_id = open_run(pool, "r", "train", {}).id
+    first, second = open_group(pool, run_id, TASK, 2)
+    finish(pool, first, "three", 1.0)
+    command = ["rescore", "--pool", database, "--name", "r", "--reward", f"{module}:words", "--write"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "gave 0 rollouts new rewards; 1 stay as they are, because their groups are not finished" in shown
+    assert [row.reward for row in rows(pool)] == [1.0, None] and rows(pool)[0].replaced is None
+    finish(pool, second, "four", 0.0)
+    alone = {first.rollout_id: NewScore(reward=0.5, parts={})}  # the second one ended while the first was scored
+    assert write_scores(pool, run_id, "words:words", alone) == Written(rollouts=0, left=1)
+    assert [row.reward for row in rows(pool)] == [1.0, 0.0]
+    assert main(command) == 0
+    assert "gave 2 rollouts new rewards\n" in capsys.readouterr().out
+    assert [row.reward for row in rows(pool)] == [0.5, 0.4]
     pool.close()
 
 

@@ -1,7 +1,8 @@
 """Rollouts that can be scored (again), their new rewards, and what judges have said already.
 
-A rollout keeps the outcomes that were replaced, each with the name of what replaced it. Groups that a train step has
-taken are never changed. Left out: who scores (harness/rewards).
+A rollout keeps the outcomes that were replaced, each with the name of what replaced it. A group changes as a whole or
+not at all, since the rewards of its members are compared: one that still runs, or that a train step has taken, stays as
+it is. Left out: who scores (harness/rewards).
 """
 
 import time
@@ -60,7 +61,8 @@ class Written:
 
     rollouts: int
     left: int
-    """Rollouts whose reward stays as it is: a train step has taken their group, it was lost, or it was zeroed."""
+    """Rollouts whose reward stays as it is: their group still ran when they were scored, a train step has taken it, it
+    was lost, or they were zeroed."""
 
 
 def replaced(by: str, reward: float | None, parts: Mapping[str, float], failure: str | None, detail: str) -> Any:
@@ -123,14 +125,18 @@ def _earned(row: Any) -> float | None:
 
 @retried
 def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore]) -> Written:
-    """Give rollouts of groups that no train step has taken their new rewards, in one transaction."""
+    """Give rollouts of finished groups that no train step has taken their new rewards, in one transaction.
+
+    A group that has another rollout with a reward, or that could have one, is left out.
+    """
     written = 0
     with pool.write() as connection:
         lock_run(connection, run_id)  # so that no step takes a group meanwhile
-        query = select(rollouts, groups.c.state).join_from(rollouts, groups).where(groups.c.run_id == run_id)
-        free = query.where(groups.c.state.in_(("RUNNING", "DONE")), rollouts.c.finished_at.is_not(None))
-        for row in connection.execute(free).all():
-            if (score := scores.get(row.id)) is None:
+        query = select(rollouts).join_from(rollouts, groups).where(groups.c.run_id == run_id, groups.c.state == "DONE")
+        rows = connection.execute(query).all()
+        partly = {row.group_id for row in rows if row.id not in scores and _could_be_scored(row)}
+        for row in rows:
+            if (score := scores.get(row.id)) is None or row.group_id in partly:
                 continue
             before = replaced(by, _earned(row), row.reward_parts or {}, row.failure, row.detail or "")
             policy = row.failure if row.failure not in ASKED_AGAIN else None
@@ -148,6 +154,10 @@ def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore
             connection.execute(update(rollouts).where(rollouts.c.id == row.id).values(values))
             written += row.hacked != ZERO
     return Written(written, len(scores) - written)
+
+
+def _could_be_scored(row: Any) -> bool:
+    return row.reward is not None or row.failure in ASKED_AGAIN
 
 
 def judgement(pool: Pool, key: str) -> tuple[float, str] | None:
