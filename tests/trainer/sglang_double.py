@@ -33,6 +33,9 @@ class Double:
     obeyed: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
     """By path: what happens elsewhere after it has obeyed, once."""
     paused: bool = False
+    busy: int = 0
+    """What it has to finish before it can flush its caches. It finishes one thing each time that it goes on; with
+    pipeline ranks, one each time that it is asked to flush while it is held."""
     in_session: bool = False
     released: set[str] = field(default_factory=set)
     dead: bool = False
@@ -78,6 +81,11 @@ class Double:
         if path in ("pause_generation", "continue_generation"):
             self.paused = path == "pause_generation"
             self.dead = not self.paused and bool(self.released)
+        if path == ("continue_generation" if self.about["pp_size"] == 1 else "flush_cache") and self.busy:
+            self.busy -= 1
+            return "" if path == "continue_generation" else "Timed out waiting for idle state."
+        if self.busy and (path == "flush_cache" or path.startswith("update_weights_from")):
+            return "the cache was not flushed"
         if path in ("begin_weight_update", "end_weight_update"):
             if self.in_session == (path == "begin_weight_update"):
                 return "a session is open" if self.in_session else "no session is open"
@@ -87,7 +95,7 @@ class Double:
                 return "must run in a session"
             self.buckets.append(dict(pickle.loads(b64decode(body["serialized_named_tensors"][0]))))
         if path == "release_memory_occupation":
-            self.dead = not self.paused or bool(self.released & tags)
+            self.dead = not self.paused or bool(self.released & tags) or self.busy > 0
             self.released |= tags
         if path == "resume_memory_occupation":
             self.dead = not tags <= self.released

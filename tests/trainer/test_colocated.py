@@ -24,7 +24,7 @@ from trainer.push.push import push, push_again, release
 from trainer.push.weights import Weights
 from trainer.run_state import RunState
 
-RELEASE = ["pause_generation", "release_memory_occupation kv_cache weights"]
+RELEASE = ["pause_generation", "flush_cache", "release_memory_occupation kv_cache weights"]
 PUSH = [
     "pause_generation",
     "resume_memory_occupation weights",
@@ -48,8 +48,21 @@ async def test_a_step_on_the_engines_devices(start: Start, weights: Weights) -> 
 async def test_the_first_push_finds_engines_that_have_their_memory(start: Start, weights: Weights) -> None:
     engine = Double()
     await asyncio.to_thread(push, weights, Push(engines=await start(engine), colocated=True))
-    assert engine.calls == [PUSH[0], "release_memory_occupation kv_cache", *PUSH[2:]]
+    assert engine.calls == [*RELEASE[:2], "release_memory_occupation kv_cache", *PUSH[2:]]
     assert (engine.version, engine.released, engine.dead) == ("v7", set(), False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_an_engine_has_nothing_left_to_finish_when_it_frees_its_memory(start: Start, ranks: int) -> None:
+    """SGLang dies if it has; and it has no cache to go on with once it has freed it."""
+    engine = Double(version="v6", busy=1)
+    engine.about["pp_size"] = ranks
+    options = Push(engines=await start(engine), colocated=True)
+    for _ in range(2):
+        await asyncio.to_thread(release, options)
+    moments = ["continue_generation", "pause_generation"] if ranks == 1 else []
+    assert engine.calls == ["pause_generation", "flush_cache", *moments, *RELEASE[1:], "pause_generation"]
+    assert (engine.version, engine.dead) == ("v6-released", False)
 
 
 async def test_a_trainer_loads_its_policy_where_engines_have_released_their_memory(

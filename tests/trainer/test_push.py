@@ -35,7 +35,7 @@ from trainer.push.target import PushFailed, PushTarget, nobody_else
 from trainer.push.weights import Weights
 from trainer.run_state import RunState, check_interval
 
-ORDER = ["pause_generation", "update_weights_from_disk", "continue_generation"]
+ORDER = ["pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation"]
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -69,6 +69,7 @@ async def test_nothing_is_paused_for_weights_that_are_not_there(start: Start, tm
     [
         ("server_info", 500),
         ("pause_generation", 500),
+        ("flush_cache", 500),
         ("update_weights_from_disk", 500),
         ("update_weights_from_disk", "hang"),
     ],
@@ -112,6 +113,53 @@ async def test_an_engine_that_does_not_go_on_names_no_version_that_a_run_knows_a
     bad.faults = {}
     again = await pushed_again(weights, options)
     assert again is not None and again.failed == {} and (bad.version, bad.paused, bad.dead) == ("v7", False, False)
+
+
+@pytest.mark.parametrize("version", ["v6", "v7-loading"])
+async def test_an_engine_that_cannot_flush_while_it_is_paused_goes_on_for_moments_before_it_is_changed(
+    start: Start, weights: Weights, version: str
+) -> None:
+    """Also one that an earlier push has left in this state."""
+    names: list[str] = []
+    engine = Double(version=version, paused=version != "v6", busy=2)
+
+    async def note_name() -> None:
+        names.append(engine.version)
+
+    engine.obeyed["continue_generation"] = note_name
+    assert (await pushed(weights, Push(engines=await start(engine)))).failed == {}
+    moment = ["flush_cache", "continue_generation", "pause_generation"]
+    assert engine.calls == ["pause_generation", *moment, *moment, *ORDER[1:]]
+    assert (engine.version, engine.paused, names) == ("v7", False, [version])
+
+
+@pytest.mark.parametrize("version", ["v6", "v7-loading"])
+async def test_an_engine_that_never_comes_to_a_flush_keeps_its_weights_and_goes_on_with_those_of_a_version(
+    start: Start, weights: Weights, version: str
+) -> None:
+    good, bad = Double(version="v6"), Double(version=version, busy=1000)
+    urls = await start(good, bad)
+    done = await pushed(weights, make_push(engines=urls, timeout_seconds=1))
+    assert (
+        list(done.ways) == [urls[0]] and "compiling grammars within push.timeout_seconds = 1," in done.failed[urls[1]]
+    )
+    assert (bad.version, bad.paused) == (version, version != "v6") and "update_weights_from_disk" not in bad.calls
+
+
+@pytest.mark.parametrize("busy", [2, 1000])
+async def test_calls_of_pipeline_ranks_end_before_the_weights_change(start: Start, weights: Weights, busy: int) -> None:
+    """Their schedulers do not pause, so nothing is retracted, and new calls are kept waiting until the running end."""
+    engine = Double(version="v6", busy=busy)
+    engine.about["pp_size"] = 2
+    options = make_push(engines=await start(engine), timeout_seconds=300 if busy == 2 else 0.5)
+    if busy == 2:
+        assert (await pushed(weights, options)).failed == {}
+        assert engine.calls == [ORDER[0], *3 * ["flush_cache"], *ORDER[2:]] and engine.version == "v7"
+    else:
+        with pytest.raises(UserError, match=r"did not finish its calls within push.timeout_seconds = 0.5, .* higher"):
+            await pushed(weights, options)
+        assert engine.calls[-1] == "continue_generation" and engine.version == "v6"
+    assert not engine.paused and {"mode": "in_place"} in engine.bodies
 
 
 async def test_an_engine_that_was_restarted_is_brought_there_and_one_that_is_down_is_left(
@@ -311,7 +359,7 @@ async def test_a_store_outside_of_the_engine_is_cleared_before_it_goes_on(start:
     engine = Double()
     engine.about["hicache_storage_backend"] = "file"
     await pushed(weights, Push(engines=await start(engine)))
-    assert engine.calls == [*ORDER[:2], "hicache/storage-backend/clear", ORDER[2]]
+    assert engine.calls == [*ORDER[:3], "hicache/storage-backend/clear", ORDER[3]]
 
 
 async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_restarted(

@@ -1,11 +1,14 @@
-"""Pushes to real SGLang servers: two replicas of which one is killed, tensor ranks, an external cache."""
+"""Pushes to real SGLang servers: two replicas of which one is killed, tensor ranks, an external cache, load."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -73,8 +76,9 @@ def checksums(engine: Sglang) -> tuple[str, ...]:
     return PushTarget(engine.url, Push()).checksums()
 
 
-def generate(engine: Sglang, prompt: list[int]) -> dict[str, Any]:
-    body = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+def generate(engine: Sglang, prompt: list[int], tokens: int = 4) -> dict[str, Any]:
+    params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": params}
     request = Request(engine.url + "/generate", json.dumps(body).encode(), {"content-type": "application/json"})
     with urlopen(request, timeout=300) as answer:
         meta: dict[str, Any] = json.loads(answer.read())["meta_info"]
@@ -134,3 +138,36 @@ def test_no_cache_of_the_old_weights_outlives_a_push(
     assert cached()["storage"] > 500  # which no flush reaches
     push(models[1], Push(engines=(engine.url,)))
     assert not any(count for where, count in cached().items() if where != "storage_backend")
+
+
+def test_pushes_under_load_reach_an_engine_that_copies_its_cache(
+    begin: Begin, models: list[Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no call gets tokens of anything but the versions that were pushed."""
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "store"))
+    engine = begin(*STORE)
+    engine.wait_healthy()
+    push(models[0], Push(engines=(engine.url,)))
+    over, served = Event(), []
+
+    def caller(number: int) -> None:
+        rng = np.random.default_rng(number)
+        while not over.is_set():
+            prompt = rng.integers(10, 1900, 300).tolist()
+            served.append(generate(engine, prompt, int(rng.integers(20, 200))))
+
+    with ThreadPoolExecutor(16) as threads:
+        calling = [threads.submit(caller, number) for number in range(16)]
+        try:
+            for number in (1, 2, 1, 2):
+                before = len(served)
+                while len(served) < before + 16:
+                    assert not any(call.done() for call in calling)
+                    time.sleep(0.1)
+                assert push(models[number], Push(engines=(engine.url,))).failed == {}
+        finally:
+            over.set()
+        for call in calling:
+            call.result()
+    assert {span["version"] for meta in served for span in meta["weight_versions"]} == {"v0", "v1", "v2"}
+    assert {meta["finish_reason"]["type"] for meta in served} == {"length"}

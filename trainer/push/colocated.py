@@ -15,10 +15,19 @@ RELEASED, MOVING = "-released", "-moving"
 WEIGHTS, CACHE = "weights", "kv_cache"
 
 
+def pause(engine: PushTarget) -> str:
+    """Pause the engine, whatever memory it has, and return its version name. It dies if it goes on without a cache."""
+    served = engine.served()
+    if served.endswith((RELEASED, MOVING, LOADING)):
+        engine.hold()
+    else:
+        engine.pause()
+    return served
+
+
 def release(engine: PushTarget) -> None:
     """Pause the engine and make it free its weights and cache. Repeating it changes nothing."""
-    served = engine.served()
-    engine.pause()
+    served = pause(engine)
     if served.endswith(RELEASED):
         return
     if served.endswith(LOADING):  # a push was interrupted, and the cache is freed already

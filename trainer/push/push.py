@@ -1,10 +1,10 @@
 """Push new weights into the running engines, in one of three ways.
 
 A push pauses every engine, so that none samples new weights while another still serves old ones; calls in flight are
-retracted and continue afterwards (the engine records which version sampled each token). While an engine's weights
-change, it serves the version name `<version>-loading`, which no run knows. An engine that fails then stays paused and
-keeps that name: nothing that it samples passes for another version, the proxy sends it no calls, and `push_again`
-repairs it. The other engines continue. Pushing the same version twice does no harm.
+retracted and continue afterwards (the engine records which version sampled each token). With pipeline ranks they end
+first. While an engine's weights change, it serves the version name `<version>-loading`, which no run knows. An engine
+that fails then stays paused and keeps that name: nothing that it samples passes for another version, the proxy sends it
+no calls, and `push_again` repairs it. The other engines continue. Pushing the same version twice does no harm.
 
 Where so many engines are away that too few have the weights, `push_patiently` waits for them and pushes again.
 
@@ -147,6 +147,7 @@ def release(options: Push, demand_owner: Callable[[], None] = nobody_else) -> No
     UserError when one fails, since the step needs the memory.
     """
     group = EngineGroup(PushTarget(url, options, demand_owner) for url in options.engines)
+    group.each(PushTarget.describe)
     group.each(colocated.release)
     for url, reason in group.failed.items():
         raise UserError(
@@ -163,7 +164,7 @@ def _push(weights: Weights, engines: Sequence[PushTarget], serving: Sequence[Pus
     started = time.perf_counter()
     with _shown(weights, size, [way for way, _ in ways.values()]) as shown:
         # All engines are paused before the first one changes, and none resumes before the last one has changed.
-        group.each(PushTarget.pause)
+        group.each(_pause)
         group.each(lambda engine: _load(engine, shown, WAYS[ways[engine][0]]))
         if serving:
             EngineGroup(serving).each(PushTarget.describe)
@@ -187,6 +188,14 @@ def _shown(weights: Weights, size: int, ways: Sequence[str]) -> Iterator[Weights
     total = size * senders / MEGABYTE
     with progress(f"pushing {weights.version}", total or None, "MB" if senders else "") as sent:
         yield replace(weights, sent=sent)
+
+
+def _pause(engine: PushTarget) -> None:
+    """Pause an engine, ready to be loaded."""
+    if engine.options.colocated:
+        colocated.pause(engine)
+    else:
+        engine.pause()
 
 
 def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:

@@ -20,6 +20,12 @@ REQUEST_ERRORS = (OSError, HTTPException, msgspec.DecodeError)
 """Errors of a request to an engine that is down, starting or broken; URLError and timeouts are OSErrors."""
 LOADING = "-loading"
 """Suffix of an engine's version name while its weights are being replaced by that version's, and if that fails."""
+REFUSED = 400
+"""The HTTP status by which SGLang 0.5.23 says that it cannot flush its caches now."""
+MOMENT, LONGEST_MOMENT = 0.1, 2.0
+"""Seconds for which a paused engine goes on to finish what keeps it from a flush: the first time, and at most."""
+CALLS_SECONDS = 5.0
+"""For how long one request waits for the calls of an engine with pipeline ranks."""
 
 
 class PushFailed(Exception):
@@ -88,10 +94,56 @@ class PushTarget:
         """The version name that it reports; empty when it reports none."""
         return str(self.ask("/model_info").get("weight_version") or "")
 
-    def pause(self) -> None:
-        """Stop sampling. Calls in flight are retracted, and continue with whatever weights there are then."""
+    def hold(self) -> None:
+        """Keep new calls waiting. Calls in flight are retracted, and continue with whatever weights there are then.
+
+        The schedulers of pipeline ranks do not pause (SGLang 0.5.23): there, calls in flight go on. Told to retract,
+        they might free the cache of a prompt that another stage computes.
+        """
         self.demand_owner()
-        self.ask("/pause_generation", {"mode": "retract"})
+        self.ask("/pause_generation", {"mode": "retract" if self.about.pp_size == 1 else "in_place"})
+
+    def pause(self) -> None:
+        """Stop sampling, and have the engine finish what would keep an update from flushing its caches.
+
+        These are copies of cached prefixes (HiCache) and grammars that compile. A paused engine finishes neither. So
+        it goes on for moments, with the weights and the name that it has, until it is found without any. The calls of
+        an engine with pipeline ranks end by themselves. PushFailed when `push.timeout_seconds` were not enough: nothing
+        has changed then, and the engine goes on, unless its weights were of no version before.
+        """
+        self.hold()
+        moment, end = MOMENT, time.monotonic() + self.options.timeout_seconds
+        while not self._flushed():
+            if time.monotonic() > end:
+                if not self.served().endswith(LOADING):
+                    self.resume()
+                raise PushFailed(self._restless())
+            if self.about.pp_size == 1:
+                self.resume()
+                time.sleep(moment)
+                moment = min(2 * moment, LONGEST_MOMENT)
+                self.hold()
+
+    def _flushed(self) -> bool:
+        """Flush its caches. False: it refuses, as it has something to finish first.
+
+        Of several data-parallel ranks, SGLang 0.5.23 returns the first answer; a rank refuses faster than it flushes.
+        """
+        self.demand_owner()
+        wait = "" if self.about.pp_size == 1 else f"?timeout={CALLS_SECONDS:g}"
+        try:
+            self.ask("/flush_cache" + wait, {})
+        except PushFailed as error:
+            if isinstance(error.__cause__, HTTPError) and error.__cause__.code == REFUSED:
+                return False
+            raise
+        return True
+
+    def _restless(self) -> str:
+        """Why a pause was given up."""
+        work = "copying cached prefixes or compiling grammars" if self.about.pp_size == 1 else "its calls"
+        limit = f"push.timeout_seconds = {self.options.timeout_seconds:g}"
+        return f"did not finish {work} within {limit}, so its weights were not changed; set that higher"
 
     def resume(self) -> None:
         """Continue the calls that were retracted, and accept new ones."""
