@@ -139,9 +139,7 @@ async def test_calls_of_one_session_meet_at_one_replica_and_sessions_spread(serv
 
 
 @pytest.fixture(params=[{"dp_size": 4}, {"dp_size": 1, "attn_dp_size": 4}], ids=["replicas", "attention"])
-async def ranked(
-    request: pytest.FixtureRequest, tiny_model: Path
-) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+async def ranked(request: pytest.FixtureRequest, tiny_model: Path) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """A replica with four data-parallel ranks and a cache store, and the calls that it receives."""
     bodies: list[dict[str, Any]] = []
 
