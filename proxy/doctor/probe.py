@@ -31,8 +31,14 @@ def probe() -> EngineProbe:
         try:
             kernels[name] = str(getattr(importlib.import_module(name), "__version__", "present"))
         except Exception as error:  # whatever a library raises on import is the answer
-            broken[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            broken[name] = in_short(f"{type(error).__name__}: {error}")
     return EngineProbe(torch=torch, kernels=kernels, broken=broken)
+
+
+def in_short(error: str) -> str:
+    """A long message on one line, without its middle: sgl_kernel tells the places it looked at, and last the reason."""
+    line = " ".join(error.split())
+    return line if len(line) <= 400 else f"{line[:100]} ... {line[-300:]}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from proxy.commands.doctor import config_errors
 from proxy.commands.main import main
 from proxy.config import EngineConfig, ProxyConfig, load_config
 from proxy.doctor.examine import Facts, Sandboxes, examine
-from proxy.doctor.probe import EngineProbe
+from proxy.doctor.probe import EngineProbe, in_short
 from proxy.doctor.weights import gpus_of, weight_bytes
 from proxy.engine.sglang import environment, on_cuda
 from proxy.engine.toolkit import cuda_home, installed_wheels, link_toolkit
@@ -182,6 +182,14 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(facts: Facts, 
     missing = examine(facts).missing
     assert {part.part for part in missing} == parts
     assert all(part.lost and part.command for part in missing)
+
+
+def test_kernels_that_cannot_be_imported_tell_the_reason_that_comes_last() -> None:
+    """As sgl_kernel 0.4.10 does, after a list of the places where it looked."""
+    last = "ImportError: libcublas.so.13: cannot open shared object file: No such file or directory"
+    places = "Attempted locations: common_ops.*\n" * 20
+    reason = in_short(f"ImportError:\n[sgl_kernel] CRITICAL: Could not load any library!\n{places}- {last}\n")
+    assert reason.startswith("ImportError: [sgl_kernel] CRITICAL") and reason.endswith(last) and len(reason) < 420
 
 
 def test_a_model_runs_where_its_weights_fit(tmp_path: Path) -> None:
