@@ -7,6 +7,8 @@ SEED ?= 0
 # share one
 WORKERS ?= -n 4
 export HF_HUB_OFFLINE := 1
+# No GPUs: what make runs, it runs after `make install`, which is for the CPU. PyPI's torch would find them all the same.
+export CUDA_VISIBLE_DEVICES :=
 # Empty means no: tests start hundreds of processes from these sources, and each would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -95,11 +97,13 @@ all-sdks: install
 agents-table: install all-agents all-sdks  ## every agent at its tasks before a scripted engine, as a table
 	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py tests/proxy/sdks/test_frameworks.py
 
+# An earlier install-gpu brought sglang-kernel, for its own torch. Without it `proxy engine` runs on the CPU.
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	@echo "installing some 4 GB into $(VENV): 2 to 10 minutes, without a word"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,docs,dev]' --config-settings editable_mode=compat
 	$(BIN)/pip install -q --no-compile --no-deps -r requirements/sglang-cpu.txt
+	$(BIN)/pip uninstall -qq -y sglang-kernel
 	rm -f $(VENV)/.gpu-packages
 	touch $@
 
