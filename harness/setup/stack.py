@@ -32,7 +32,8 @@ from proxy.pool.processes.parent import die_with_parent
 from proxy.pool.terminal.progress import progress
 
 log = logging.getLogger(__name__)
-START_SECONDS = 400
+START_SECONDS = 2000
+"""More than proxy/engine/sglang.py gives an engine, which then says itself what was slow. A failed one ends at once."""
 STOP_SECONDS = 20
 RESTART_SECONDS = 1.0
 """Pause before the run's own engine is started again."""

@@ -14,7 +14,8 @@ import pytest
 from harness.agents import INSTALLED
 from harness.cli import main
 from harness.run_dir import RunDir
-from harness.setup.stack import ProxyOptions, RunningProxy, service
+from harness.setup.stack import START_SECONDS, ProxyOptions, RunningProxy, service
+from proxy.engine.sglang import START_SECONDS as ENGINE_SECONDS
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.finished_rollouts import finished_rollouts
@@ -41,6 +42,10 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     directory = RunDir(tmp_path_factory.mktemp("sglang"))
     with directory.locked(), service(ProxyOptions(), directory) as running:
         yield Real(running, directory.path / "model")
+
+
+def test_a_run_waits_for_its_engine_as_long_as_the_engine_may_load() -> None:
+    assert START_SECONDS > ENGINE_SECONDS
 
 
 @pytest.mark.long
