@@ -1,11 +1,14 @@
 """Asks torch and SGLang's kernels, in a process of its own: `python -m proxy.doctor.probe`. Prints one JSON object."""
 
 import importlib
+import os
 import sys
+from collections.abc import Iterable
 
 import msgspec
 
 from proxy.engine.sglang import on_cuda
+from proxy.engine.toolkit import cuda_home
 from proxy.pool.machine.torch_build import TorchBuild, read_torch
 
 KERNELS = ("sgl_kernel", "flashinfer", "flash_attn.cute", "deep_gemm")
@@ -26,13 +29,22 @@ class EngineProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 def probe() -> EngineProbe:
     """Import what the engine would import."""
-    torch, kernels, broken = read_torch(), {}, {}
-    for name in KERNELS if on_cuda("auto") else ():
+    torch = read_torch()
+    kernels, broken = import_kernels(KERNELS if on_cuda("auto") else ())
+    return EngineProbe(torch=torch, kernels=kernels, broken=broken)
+
+
+def import_kernels(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Import these modules: their versions, and why some cannot be imported. deep_gemm cannot without a toolkit."""
+    if home := cuda_home(os.environ):
+        os.environ["CUDA_HOME"] = str(home)
+    kernels, broken = {}, {}
+    for name in names:
         try:
             kernels[name] = str(getattr(importlib.import_module(name), "__version__", "present"))
         except Exception as error:  # whatever a library raises on import is the answer
             broken[name] = in_short(f"{type(error).__name__}: {error}")
-    return EngineProbe(torch=torch, kernels=kernels, broken=broken)
+    return kernels, broken
 
 
 def in_short(error: str) -> str:

@@ -11,7 +11,7 @@ from proxy.commands.doctor import config_errors
 from proxy.commands.main import main
 from proxy.config import EngineConfig, ProxyConfig, load_config
 from proxy.doctor.examine import Facts, Sandboxes, examine
-from proxy.doctor.probe import EngineProbe, in_short
+from proxy.doctor.probe import EngineProbe, import_kernels, in_short
 from proxy.doctor.weights import gpus_of, weight_bytes
 from proxy.engine.sglang import environment, on_cuda
 from proxy.engine.toolkit import cuda_home, installed_wheels, link_toolkit
@@ -190,6 +190,20 @@ def test_kernels_that_cannot_be_imported_tell_the_reason_that_comes_last() -> No
     places = "Attempted locations: common_ops.*\n" * 20
     reason = in_short(f"ImportError:\n[sgl_kernel] CRITICAL: Could not load any library!\n{places}- {last}\n")
     assert reason.startswith("ImportError: [sgl_kernel] CRITICAL") and reason.endswith(last) and len(reason) < 420
+
+
+def test_kernels_are_imported_beside_the_toolkit_that_the_engine_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch(mode=0o755)
+    (tmp_path / "as_deep_gemm.py").write_text("import os\nassert os.environ['CUDA_HOME']\n__version__ = '0.2.3'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", "")  # so that what the probe sets is taken back
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    kernels, broken = import_kernels(["as_deep_gemm", "absent_kernels"])
+    assert kernels == {"as_deep_gemm": "0.2.3"} and list(broken) == ["absent_kernels"]
 
 
 def test_a_model_runs_where_its_weights_fit(tmp_path: Path) -> None:
