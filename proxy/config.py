@@ -54,8 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of `proxy engine`. auto: cuda where there is a GPU and `make install-gpu` was run, else cpu."""
     dtype: str = "auto"
-    """Number format of the weights: float32, bfloat16 or float16. auto: the model's own. float32 makes logprobs
-    comparable to the trainer's."""
+    """Number format of the weights: float32, bfloat16 or float16. auto: the model's own, but float16 where that is
+    float32 (Gemma: bfloat16). float32 makes logprobs comparable to the trainer's."""
     context_length: Count | None = None
     """Tokens of prompt and reply together. Default: the model's limit."""
     port: Port = 0
