@@ -377,7 +377,10 @@ def test_a_group_without_a_majority_is_dropped() -> None:
     assert to_metrics(batch.excluded) == {"too_few_valid": 12}
 
 
-def test_speed_is_added_to_successes() -> None:
+@pytest.mark.parametrize(("steps", "expected"), [([], [1.1, 0.9, 0.0]), ([{"name": "a"}], [1.0, 1.0, 0.0])])
+def test_speed_is_added_to_successes_except_in_tasks_with_steps(
+    steps: list[dict[str, str]], expected: list[float]
+) -> None:
     def at(seconds: float, lost: float = 0.0) -> dict[str, Any]:
         """Calls with tools of so many seconds between them; before the last one a side call or a failure of `lost`."""
         begins = [0.0, seconds, 2 * seconds + lost]
@@ -397,8 +400,9 @@ def test_speed_is_added_to_successes() -> None:
         TOKENS_PER_SECOND = 1e9
 
     credit = AtOnce(returns="turns", baseline="none", process_weight=0.0, speed_weight=0.1)
-    firsts = [turns[0] for turns in by_turn(assemble([group(members)], StepOptions(credit=credit)))]
-    assert firsts == pytest.approx([1.1, 0.9, 0.0])
+    with_steps = replace(group(members), task={"domain": "agent", "steps": steps})
+    firsts = [turns[0] for turns in by_turn(assemble([with_steps], StepOptions(credit=credit)))]
+    assert firsts == pytest.approx(expected)
 
 
 def test_a_success_that_is_too_long_earns_less() -> None:

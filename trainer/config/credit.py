@@ -75,7 +75,8 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     speed_weight: Weight = 0.0
     """Factor on log2(T_base / T), clipped to [-1, 1], for successful rollouts. T: duration of the critical path;
     T_base: median of the group's other successes. T leaves out side calls, and with them the time of tools that run
-    meanwhile: a policy whose shell reaches the proxy can hide slow tools behind calls of its own (docs/credit.md)."""
+    meanwhile: a policy whose shell reaches the proxy can hide slow tools behind calls of its own (docs/credit.md). In
+    tasks with steps speed does not count."""
     overlong_limit: Count | None = None
     """Sampled tokens from which a successful rollout's reward is reduced by 1 (DAPO). Default: never."""
     overlong_margin: NotNegative = 0

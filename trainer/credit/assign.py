@@ -59,7 +59,7 @@ class _RewardedRollout:
     success: bool
     unplaced: int
     seconds: float
-    """Its duration, where speed counts."""
+    """Its duration, where speed counts; 0: it does not."""
 
     def returns(self, gamma: float) -> list[float]:
         """The return of each turn. A rollout without turns has one: its reward still counts in the baseline."""
@@ -91,8 +91,10 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
     rewards = shuffled(verdicts, group.group_id) if options.credit.shuffle_rewards else verdicts
     if weight is None:
         return GroupCredit([None] * len(verdicts), dropped=FEW)
+    # Between two steps of a task stand its verifier and the next set-up, and nothing says how long they took.
+    timed = bool(options.credit.speed_weight) and not group.task.get("steps")
     members = [
-        None if reward is None else _rewarded_rollout(member, reward, options)
+        None if reward is None else _rewarded_rollout(member, reward, options, timed)
         for member, reward in zip(group.rollouts, rewards, strict=True)
     ]
     verdicted = [one for one in members if one is not None]
@@ -113,8 +115,8 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
     )
 
 
-def _rewarded_rollout(member: LeasedRollout, reward: float, options: StepOptions) -> _RewardedRollout:
-    """A rollout with its reward, and the process rewards of its turns where they count."""
+def _rewarded_rollout(member: LeasedRollout, reward: float, options: StepOptions, timed: bool) -> _RewardedRollout:
+    """A rollout with its reward, and the process rewards of its turns where they count. `timed`: speed counts."""
     credit, turns = options.credit, turns_of(member, options.labels)
     unplaced, rule = 0, credit.process_rule(options.labels)
     process = lasting = [0.0] * len(turns)
@@ -136,7 +138,7 @@ def _rewarded_rollout(member: LeasedRollout, reward: float, options: StepOptions
                 credit.TOKENS_PER_SECOND,
                 member.failed_calls,
             )
-            if credit.speed_weight
+            if timed
             else 0.0
         ),
     )
