@@ -40,7 +40,7 @@ def load_settings(path: Path, kind: type[S], overrides: Sequence[str] = ()) -> S
     """
     table = read_table(path)
     for override in overrides:
-        _override(table, override)
+        apply_override(table, override)
     return checked(with_absolute_paths(table, kind, path.parent), kind, str(path))
 
 
@@ -92,13 +92,8 @@ def absolute(path: Any, base: Path) -> Any:
     return str((base / path).absolute()) if isinstance(path, str) and path and "://" not in path else path
 
 
-def demand(holds: bool, sentence: str) -> None:
-    """UserError with the sentence (the value, the rule, the way out) unless the rule holds."""
-    if not holds:
-        raise UserError(sentence)
-
-
-def _override(table: dict[str, Any], override: str) -> None:
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Set what `section.key=value` says in a table; UserError where that goes through a value."""
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise UserError(f"--set {override} has no value; write --set section.key=value")
@@ -112,6 +107,12 @@ def _override(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise UserError(f"--set {override} goes through {section}, which is not a section; name a section")
     table[key] = value
+
+
+def demand(holds: bool, sentence: str) -> None:
+    """UserError with the sentence (the value, the rule, the way out) unless the rule holds."""
+    if not holds:
+        raise UserError(sentence)
 
 
 def _fault(error: msgspec.ValidationError, table: Mapping[str, Any], kind: type[msgspec.Struct]) -> str:

@@ -99,6 +99,22 @@ def test_without_a_proxy_engines_are_named(tmp_path: Path, monkeypatch: pytest.M
     assert config.push.engines == tuple(engines) and config.output == str(tmp_path / "out")
 
 
+def test_the_written_file_has_what_the_command_line_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "--pool", "p.db", "--model", "m", "--engine", "http://a:1", "--run", "mine"]
+    flags = ["--steps", "7", "--nproc", "2"]
+    assert main([*words, *flags, "--set", "optimizer.lr=-1"]) == 2 and not Path("runs").exists()
+    sets = (
+        "optimizer.lr=2e-4", "loss.kind=ppo", "loss.kl=1", "loss.kl_model=first", "optimizer.eps=1e-15",
+        'imitation=[{run="teacher", weight=0.5}]', "push.colocated=true",
+    )  # fmt: skip
+    given = parse([*words, *flags, *(f"--set={override}" for override in sets)])
+    config = load_config(Path(given.arguments[1]))
+    assert config == given.config and (config.run, config.pool) == ("mine", str(tmp_path / "p.db"))
+    assert (config.steps, config.parallel.processes, config.optimizer.lr) == (7, 2, 2e-4)
+    assert config.loss.kl_model == str(tmp_path / "runs" / "mine-policy" / "first")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> TrainerCommand:
     if arguments.nproc is not None:
         overrides.append(f"parallel.processes={arguments.nproc}")
     if arguments.verb == "launch":
-        arguments.config = str(settings_file(arguments))
+        arguments.config = str(settings_file(arguments, overrides))
         if arguments.run is not None:
             overrides.append(f"run={arguments.run}")
             arguments.run = None  # an override for the ranks, as the others

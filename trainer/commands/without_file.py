@@ -1,13 +1,15 @@
 """`trainer launch` without a settings file: what a proxy or the flags say becomes a file in the output directory.
 
 The proxy's `/health` names its pool, model directory and engines. The file has the pool's URL, which may hold a
-password, so only its owner can read it; arguments would show in `ps`. `trainer inspect` and the other verbs take it.
+password, so only its owner can read it; arguments would show in `ps`. `trainer inspect` and the other verbs take it, so
+what `--set` and its like say stands in it too.
 """
 
 import argparse
 import http.client
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ import msgspec
 
 from proxy.pool.errors import UserError
 from proxy.pool.files import write_whole
-from proxy.pool.settings_file import absolute, checked
+from proxy.pool.settings_file import absolute, apply_override, checked, with_absolute_paths
 from trainer.config import Config
 
 RUN = "train"
 """Name of the run when `--run` gives none."""
 FILE = "trainer.toml"
+FIRST_LINE = "# Written by `trainer launch` without a file, which replaces it at every start."
 SECONDS = 20
 """Time for the proxy's answer, which waits for its engines' health checks."""
 
@@ -52,8 +55,12 @@ def add_options(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--run", metavar="NAME", help=f"the run to train on ({RUN}, or the file's)")
 
 
-def settings_file(given: argparse.Namespace) -> Path:
-    """The settings file that the command line names, or one written from its flags; UserError when neither works."""
+def settings_file(given: argparse.Namespace, overrides: Sequence[str]) -> Path:
+    """The settings file that the command line names, or one written from its flags; UserError when neither works.
+
+    Overrides are `section.key=value`. A written file has them too, so that a run that is resumed with it goes on with
+    the same settings.
+    """
     without = {name: value for name in ("proxy", "pool", "model", "engine", "output") if (value := vars(given)[name])}
     if given.config is not None:
         if without:
@@ -77,8 +84,11 @@ def settings_file(given: argparse.Namespace) -> Path:
             raise UserError(f"the {key} is unknown, as {source}; name it with --{key}")
     if not settings["push"]["engines"]:
         raise UserError("no engine is named, so nobody would get the new weights; give --engine URL, or --proxy URL")
-    config = checked(settings, Config, "the command line")
-    return _write(config, Path(config.output))
+    output = Path(settings["output"])
+    for override in overrides:
+        apply_override(settings, override)
+    checked(with_absolute_paths(settings, Config, output), Config, "the command line")
+    return _write(settings, output)
 
 
 def describe_proxy(url: str, admin_key_file: Path | None) -> ProxyDescription:
@@ -101,19 +111,27 @@ def describe_proxy(url: str, admin_key_file: Path | None) -> ProxyDescription:
     return proxy
 
 
-def _write(config: Config, output: Path) -> Path:
-    """Write the smallest file with these settings. Readable by its owner only: the pool's URL may hold a password."""
-    lines = [f"{key} = {_toml(value)}" for key, value in (
-        ("pool", config.pool), ("run", config.run), ("model", config.model), ("output", config.output)
-    )]  # fmt: skip
-    lines += ["[push]", f"engines = {_toml(config.push.engines)}", ""]
+def _write(settings: dict[str, Any], output: Path) -> Path:
+    """Write a file with these settings. Readable by its owner only: the pool's URL may hold a password."""
+    sections = {key: value for key, value in settings.items() if isinstance(value, dict)}
+    lines = [FIRST_LINE, *_lines({key: value for key, value in settings.items() if key not in sections})]
+    for name, section in sections.items():
+        lines += [f"[{name}]", *_lines(section)]
     try:
         output.mkdir(parents=True, exist_ok=True)
-        write_whole(output / FILE, "\n".join(lines).encode(), private=True)
+        write_whole(output / FILE, "\n".join([*lines, ""]).encode(), private=True)
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error.strerror}); name another with --output") from error
     return output / FILE
 
 
+def _lines(table: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_toml(value)}" for key, value in table.items()]
+
+
 def _toml(value: Any) -> str:
-    return msgspec.json.encode(value).decode()  # JSON strings and arrays of them are TOML
+    if isinstance(value, dict):
+        return f"{{{', '.join(_lines(value))}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return msgspec.json.encode(value).decode()  # JSON's text, numbers and booleans are TOML's
