@@ -161,10 +161,10 @@ ELSEWHERE = {
     "sandboxes gc --bundles": SHARED,
     "proxy engine engine.toml": MACHINES,
     "proxy serve serve.toml": MACHINES,
-    "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100"
+    "harness run tasks.jsonl --agent opencode -n 8 --concurrency 64 --run-dir runs/train --until-step 100"
     " --proxy http://127.0.0.1:8000 --pool postgresql://USER@HOST/NAME": MACHINES,
-    "harness run tasks.jsonl --agent command --command 'your-agent \"$INSTRUCTION\"' -n 8 --run-dir runs/train"
-    " --until-step 100 --proxy http://127.0.0.1:8000": OWN_AGENT,
+    "harness run tasks.jsonl --agent command --command 'your-agent \"$INSTRUCTION\"' -n 8 --concurrency 64"
+    " --run-dir runs/train --until-step 100 --proxy http://127.0.0.1:8000": OWN_AGENT,
     "harness agents install opencode": INSTALLED,
     "harness eval examples/tasks.jsonl --agent opencode --run-dir runs/before"
     " --proxy http://127.0.0.1:8000": EIGHT_GPUS,

@@ -23,7 +23,7 @@ from proxy.pool.training.evaluations import find_teacher, held_engines
 from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.finished_rollouts import finished_rollouts
 from proxy.pool.training.interventions import paused
-from proxy.pool.training.unused_groups import since_last_step
+from proxy.pool.training.unused_groups import since_last_step, waiting_rollouts
 from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config, Push
 from trainer.config.imitation import Imitation
@@ -339,15 +339,20 @@ class RunState:
         deadline = started + patience
         while (answer := look()) is None:
             if time.monotonic() > deadline:
-                unused = since_last_step(self.pool, self.pool_run.id)
-                left_out = ", ".join(f"{count} {reason}" for reason, count in unused.items())
-                raise UserError(
-                    f"waited batch.patience_seconds = {patience:g} for {purpose}; check that the harness is running, "
-                    "or raise batch.patience_seconds"
-                    + (f" (groups that no step takes since the last one: {left_out})" if left_out else "")
-                )
+                raise UserError(f"waited batch.patience_seconds = {patience:g} for {purpose}{self._what_there_is()}")
             time.sleep(min(max(POLL_SECONDS, (time.monotonic() - started) / 50), LONGEST_POLL_SECONDS))
         return answer
+
+    def _what_there_is(self) -> str:
+        """Continue the sentence on a batch that did not fill: what the pool has of it, and the ways out."""
+        ended, opened = waiting_rollouts(self.pool, self.pool_run.id)
+        unused = since_last_step(self.pool, self.pool_run.id)
+        left_out = ", ".join(f"{count} {reason}" for reason, count in unused.items())
+        return (
+            f", and {ended} of the {opened} rollouts in open groups have ended; check that the harness is running and "
+            "that its concurrency is large enough, or raise batch.patience_seconds"
+            + (f" (groups that no step takes since the last one: {left_out})" if left_out else "")
+        )
 
 
 def check_interval(previous: float, pushed: PushResult | None, took: float) -> float:

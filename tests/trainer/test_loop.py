@@ -211,7 +211,10 @@ def test_old_checkpoints_are_deleted(tmp_path: Path, lives: Lives) -> None:
 def test_a_batch_that_never_fills_is_told(tmp_path: Path, lives: Lives) -> None:
     directory = prepare(tmp_path, groups=1)
     error = lives.error_of("launch", str(directory / "trainer.toml"), "--set", "batch.patience_seconds=0.1")
-    assert error.startswith("error: waited batch.patience_seconds = 0.1 for 2 finished groups for step 1")
+    assert error.startswith(
+        "error: waited batch.patience_seconds = 0.1 for 2 finished groups for step 1, and 4 of the 4 rollouts in open "
+        "groups have ended; check that the harness is running and that its concurrency is large enough, or raise "
+    )
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Your function that drops and weighs the rollouts of each batch, as package.module:function (docs/training.md, "A
     function of your own"). Empty: none."""
     patience_seconds: Seconds = 3600.0
-    """How long the trainer waits for its run to open, or for a full batch, before it stops."""
+    """How long the trainer waits for the groups of a step before it stops, from the beginning of the wait."""
 
     def __post_init__(self) -> None:
         demand(

@@ -1,10 +1,10 @@
-"""Counts the groups that no step takes, and the attempts that fail."""
+"""Counts the groups that no step takes, the rollouts that wait for one, and the attempts that fail."""
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.failures import FAILURES
-from proxy.pool.rollouts.runs import current_version
+from proxy.pool.rollouts.runs import current_version, waiting
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts
 from proxy.pool.training.steps import Version
 
@@ -24,6 +24,14 @@ def before_step(pool: Pool, version: Version) -> dict[str, int]:
         begin = connection.scalar(last) or 0.0
         within = (groups.c.finished_at > begin) & (groups.c.finished_at <= version.created_at)
         return _dropped(connection, version.run_id, within)
+
+
+def waiting_rollouts(pool: Pool, run_id: int) -> tuple[int, int]:
+    """Count the rollouts of the groups that wait for a step: those that have ended, and all."""
+    with pool.read() as connection:
+        query = select(func.count(rollouts.c.finished_at), func.count()).join_from(groups, rollouts)
+        ended, opened = connection.execute(query.where(waiting(run_id))).one()
+    return ended, opened
 
 
 def _dropped(connection: Connection, run_id: int, when: ColumnElement[bool]) -> dict[str, int]:
