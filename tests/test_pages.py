@@ -256,16 +256,6 @@ REWARDS_THAT_DIFFER = """\
 {"id": "chance", "instruction": "Look around.", "max_turns": 2, "timeout": 120, "verifier": {"command": \
 "printf '0.%s' $(od -An -N2 -tu2 /dev/urandom) > $REWARD_FILE"}, "solution": {"command": "true"}}
 """
-WARM = """\
-pool = "runs/pool.db"
-run = "train"
-model = "runs/tiny"
-output = "runs/warm-policy"
-[sft]
-runs = ["teacher"]
-output = "runs/warm"
-max_steps = 2
-"""
 TEACHER = "".join(
     json.dumps(
         {
@@ -580,7 +570,8 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     for inspect in inspects:
         reader.types(inspect, config, (" 12", " 1"), *([("345", rollout)] if "345" in inspect else []))
     assert (reader.home / "step.html").stat().st_size > 1000
-    (reader.home / "warm.toml").write_text(WARM)
+    warm = block_of("docs/training.md", "warm.toml").replace("max_steps = 400", "max_steps = 2")
+    (reader.home / "warm.toml").write_text(warm)
     (reader.home / "teacher.jsonl").write_text(TEACHER)
     reader.types("proxy pool import runs/pool.db teacher teacher.jsonl --model runs/tiny")
     reader.types(sft)
