@@ -30,6 +30,7 @@ from tests.conftest import need
 from tests.harness.test_agents import need_agent
 from tests.test_command_lines import PARSERS
 from trainer.config import KINDS, Config, Loss
+from trainer.config.monitor import FAMILIES, SCALARS, known
 from trainer.config.optimizer import Optimizer
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +49,7 @@ TESTS = "the test commands themselves"
 LONG = "minutes on a quiet machine: tests/test_benchmarks.py, test_demo.py and test_everything.py run the short forms"
 MACHINES = "needs other machines: tests/trainer/test_machines.py and tests/sandboxes/docker/test_hosts.py stand in"
 GPU = "needs a GPU for its figures: tests/test_gpu_stages.py runs each stage small"
-EIGHT_GPUS = "needs a node of eight GPUs: the stories type these commands without CUDA_VISIBLE_DEVICES"
+EIGHT_GPUS = "needs a node of eight GPUs: the stories type these commands small, without CUDA_VISIBLE_DEVICES"
 OWN_AGENT = "the stories type its two halves: the own agent at tasks, and a run that feeds the trainer"
 INSTALLED = "the stories type it with other names: RUNNING"
 GIGABYTES = "fetches gigabytes of CUDA wheels: tests/test_gpu_lock.py resolves them"
@@ -77,7 +78,7 @@ SDKS = "tests/harness/test_agents.py runs it, where `make all-agents` has instal
 VARIED = "tests/harness/test_augmented_prompts.py types it with the agents that `make all-agents` installs"
 TRACES = "needs a recorded run: tests/proxy/test_traces.py, test_spans.py and tests/trainer/test_imported.py type it"
 ELSEWHERE = {
-    "apt-get install g++ git libnuma1 make python3-dev python3-venv": SYSTEM,
+    "apt-get install g++ git libnuma1 make npm python3-dev python3-venv": SYSTEM,
     "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e '.[postgres]'": VENVS,
     "python3 -m pytest -q tests || exit 1": VERIFIES,
     "make install": INSTALLS,
@@ -120,7 +121,7 @@ ELSEWHERE = {
     "harness run tasks.jsonl --agent qwen-code --reward examples.reward_function:brief": JUDGED,
     "harness run tasks.jsonl --agent qwen-code --reward judge.toml": JUDGED,
     "harness rescore runs/train --reward judge.toml": JUDGED,
-    "harness run tasks.jsonl --agent opencode -n 8 --resample first": RESAMPLES,
+    "harness run tasks.jsonl --agent opencode -n 8 --resample first --proxy http://127.0.0.1:8000": RESAMPLES,
     "harness rescore runs/train --reward examples.reward_function:brief --write": JUDGED,
     "trainer continue train.toml": CONTINUES,
     "trainer continue --pool postgresql://HOST/NAME --run mixed": CONTINUES,
@@ -166,12 +167,15 @@ ELSEWHERE = {
     "harness run tasks.jsonl --agent command --command 'your-agent \"$INSTRUCTION\"' -n 8 --concurrency 64"
     " --run-dir runs/train --until-step 100 --proxy http://127.0.0.1:8000": OWN_AGENT,
     "harness agents install opencode": INSTALLED,
+    "harness agents install mini-swe-agent": INSTALLED,
     "harness eval examples/tasks.jsonl --agent opencode --run-dir runs/before"
     " --proxy http://127.0.0.1:8000": EIGHT_GPUS,
     "CUDA_VISIBLE_DEVICES=0,1,2,3 proxy engine runs/serve.toml &": EIGHT_GPUS,
     "CUDA_VISIBLE_DEVICES=4,5,6,7 trainer launch runs/train.toml --steps 0": EIGHT_GPUS,
     "CUDA_VISIBLE_DEVICES=4,5,6,7 trainer logprobs runs/train.toml --run before": EIGHT_GPUS,
     "CUDA_VISIBLE_DEVICES=4,5,6,7 trainer launch runs/train.toml": EIGHT_GPUS,
+    "harness run tasks.jsonl --agent opencode -n 8 --concurrency 64 --run-dir runs/qwen --until-step 100"
+    " --proxy http://127.0.0.1:8000": EIGHT_GPUS,
     "torchrun --nnodes 4 --node-rank 0 --nproc-per-node 8 --master-addr HEAD --master-port 29500"
     " -m trainer.commands.worker launch /shared/train.toml": MACHINES,
     "torchrun --nnodes 4 --node-rank 1 --nproc-per-node 8 --master-addr HEAD --master-port 29500"
@@ -219,14 +223,14 @@ TRAINING = (
     "harness behaviour runs/train",
     "harness behaviour runs/train --event retry_loop",
     "trainer launch train.toml",
-    "trainer logprobs train.toml",
+    "trainer logprobs train.toml --run after",
     "trainer inspect train.toml 12",
     "trainer inspect train.toml 12 --html step.html",
     "trainer inspect train.toml 12 --rollout 345",
     "trainer sft warm.toml",
     "proxy pool verify runs/pool.db",
     "proxy pool show runs/pool.db 1",
-    "proxy replay runs/serve.toml 1",
+    "proxy replay runs/serve.toml 1 --port 8001",
     "proxy serve runs/serve.toml --engine http://127.0.0.1:30000 &",
     "trainer launch --proxy http://127.0.0.1:8000",
 )
@@ -366,6 +370,13 @@ def test_a_task_on_a_page_is_one_and_fails_an_agent_that_does_nothing(tmp_path: 
             assert done.returncode == 1, f"{task.verifier.command}\n{done.stderr}"
 
 
+def test_the_task_that_a_reader_validates_has_a_solution_that_passes(tmp_path: Path) -> None:
+    [line] = json_lines("docs/tutorials/tasks.md")
+    task = json.loads(line)
+    for command in (task["solution"]["command"], task["verifier"]["command"]):
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+
+
 def json_lines(page: str) -> list[str]:
     """The lines of a page's JSON blocks that are JSON objects by themselves."""
     blocks = re.findall(r"^```json\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
@@ -411,6 +422,18 @@ def test_the_table_of_losses_has_the_kinds_and_the_defaults_of_the_code() -> Non
     shown = dict(re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", text, re.M))
     assert {key: json.loads(shown.get(key, "null")) for key in defaults} == defaults
     assert tuple(re.findall(r"^\| `([a-z0-9_]+)` \| [^`]", text, re.M)) == KINDS
+
+
+def test_the_pages_say_which_numbers_of_a_step_no_rule_can_read() -> None:
+    """The others that no rule can read are no numbers: histograms, names, states."""
+    table = (ROOT / "docs/training.md").read_text().partition("\n| metric |")[2].partition("\n\n")[0]
+    named = {name for cell in re.findall(r"^\|(.*?)\|", table, re.M) for name in re.findall(r"`([a-z]\w*)`", cell)}
+    assert len(named) > 50
+    no_numbers = {"staleness_groups", "staleness_tokens", "left_out_so_far", "command_counts", "alarms", "monitor",
+                  "monitor_states", "monitor_tasks"}  # fmt: skip
+    unread = named - SCALARS - FAMILIES - no_numbers
+    [row] = re.findall(r"^\| `figure` \|.*? but not (.*?);", (ROOT / "docs/monitor.md").read_text(), re.M)
+    assert unread == set(re.findall(r"`(\w+)`", row)) - {"mtp_acceptance_d"} and not known("mtp_acceptance_1")
 
 
 class Reader:
@@ -565,7 +588,7 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     reader.types(without_file, ("--proxy", "--output runs/policy --steps 1 --proxy"))  # the same run, which is done
     # the new weights must have sampled something: rollouts that a reader's run would go on with
     reader.types("harness eval tasks.jsonl --agent opencode --proxy http://127.0.0.1:8000 --run-dir runs/after")
-    reader.types(logprobs, ("train.toml", "runs/train.toml --run after"))
+    reader.types(logprobs, config)
     rollout = str(next(rollouts(open_pool(str(reader.home / "runs" / "pool.db")), RolloutFilter(first_step=1))).rollout)
     for inspect in inspects:
         reader.types(inspect, config, (" 12", " 1"), *([("345", rollout)] if "345" in inspect else []))
@@ -578,5 +601,7 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     for command in (verify, show, *EXPORTING):
         reader.types(command)
     assert (reader.home / "train.parquet").stat().st_size > 1000
-    reader.starts(replay)
-    reader.starts(serve, ("&", "--port 0"))
+    playing, beside = free_port(), free_port()
+    reader.waits(reader.starts(replay, ("8001", str(playing))), f"http://127.0.0.1:{playing}/health")
+    beside_the_first = ("&", f"--port {beside} --sandbox-socket runs/door2/proxy.sock")
+    reader.waits(reader.starts(serve, beside_the_first), f"http://127.0.0.1:{beside}/health")

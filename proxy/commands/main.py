@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_arguments(add("serve", "serve agents and record every model call", "proxy serve runs/serve.toml"))
     engine.add_arguments(add("engine", "run the inference engine", "proxy engine runs/serve.toml"))
     text = "serve a recorded attempt again, without an engine"
-    replay.add_arguments(add("replay", text, "proxy replay runs/serve.toml 1"))
+    replay.add_arguments(add("replay", text, "proxy replay runs/serve.toml 1 --port 8001"))
     dashboard.add_arguments(add("dashboard", "show a pool in the browser", "proxy dashboard runs/pool.db"))
     doctor.add_arguments(add("doctor", "say what this machine has and what is missing", "proxy doctor runs/serve.toml"))
     tiny = add("tiny-model", "make a tiny random Qwen3 model", "proxy tiny-model runs/tiny --seed 1")

@@ -27,7 +27,7 @@ EXAMPLES = {
     "sft": "trainer sft warm.toml",
     "rollback": "trainer rollback train.toml --to 8",
     "inspect": "trainer inspect train.toml 12 --html step.html",
-    "logprobs": "trainer logprobs train.toml",
+    "logprobs": "trainer logprobs train.toml --run after",
 }
 
 

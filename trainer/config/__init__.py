@@ -237,8 +237,8 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Base URLs of all SGLang servers that sample for this run. Empty: weights are written but not pushed."""
     way: Literal["auto", "disk", "tensor", "distributed"] = "auto"
     """disk: engines read the exported directory, which they see under the same path. tensor: weights travel in
-    requests. distributed: broadcast over NCCL (gloo on the CPU). auto: disk for engines on this machine or with
-    data-parallel ranks, else distributed."""
+    requests. distributed: broadcast over NCCL (gloo on the CPU). auto: disk for engines at a loopback address,
+    colocated ones, and those with data-parallel or pipeline ranks, else distributed."""
     address: str = ""
     """This machine's address as engines reach it, for `distributed`. Empty: the address on the route to the engine."""
     quorum: Count = 1
