@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.prompt.continuation import history
@@ -35,6 +35,7 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 8), st.lists(MESSAGE, min_size=1, m
 
 
 @given(REQUESTS)
+@settings(deadline=None)
 def test_reading_again_changes_nothing(requests: list[tuple[int, list[dict[str, Any]]]]) -> None:
     kept, before = HistoryReader(), list[dict[str, Any]]()
     for repeated, further in requests:
