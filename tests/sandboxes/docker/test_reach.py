@@ -103,7 +103,8 @@ async def test_a_verifiers_network_is_restricted_as_well(restricted: DockerSandb
 async def test_a_root_that_is_nobody_outside_is_restricted_as_well(docker_daemon: str) -> None:
     with own_daemon(remapped=True, bridge=True) as own:
         image = subprocess.run(["docker", "save", "deb:py"], capture_output=True, check=True).stdout
-        subprocess.run([*own.docker, "load"], input=image, capture_output=True, check=True)
+        loaded = subprocess.run([*own.docker, "load"], input=image, capture_output=True)
+        assert loaded.returncode == 0, loaded.stderr
         daemon = await DockerDaemon.open(own.address)
         router = Router(daemon=daemon, python="/usr/bin/python3", image="deb:py")
         sandboxes = await DockerSandboxes.open(Options(address=own.address, image="deb:py", router=router))
