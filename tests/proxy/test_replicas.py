@@ -224,7 +224,7 @@ async def test_a_replica_that_does_not_say_what_it_is_is_asked_again(
             return web.json_response({}, status=refused.pop())
         return await handler(request)
 
-    async with AsyncExitStack() as stack:
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
         engine = ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model))
         engine.server["dp_size"] = 2
         app = engine.app()
@@ -232,17 +232,30 @@ async def test_a_replica_that_does_not_say_what_it_is_is_asked_again(
         fleet = Fleet([await listening(app, stack)])
         stack.push_async_callback(fleet.close)
         [replica] = fleet.replicas
-        seen = []
-        for version in ("scripted", "later"):
 
-            async def checked(version: str = version) -> bool:
-                return replica.version == version
+        async def checked() -> bool:
+            return replica.version == engine.version
 
-            await until(checked)
-            seen.append(len(replica.slots))
-            engine.version = "later"
-            replica.woken.set()
-        assert seen == slots and replica.circuit.state == "closed"
+        await until(checked)
+        first = len(replica.slots)
+        engine.version = "later"
+        replica.woken.set()
+        await until(checked)
+        assert [first, len(replica.slots)] == slots and replica.circuit.state == "closed"
+
+
+async def test_a_fleet_closes_although_a_replica_was_just_woken(tiny_model: Path) -> None:
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        engine = ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model))
+        fleet = Fleet([await listening(engine.app(), stack)])
+        [replica] = fleet.replicas
+
+        async def waiting() -> bool:
+            return replica.version != "" and not replica.woken.is_set()
+
+        await until(waiting)
+        replica.woken.set()
+        await fleet.close()
 
 
 async def test_new_weights_and_a_lost_replica_forget_what_was_cached() -> None:

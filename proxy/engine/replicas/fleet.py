@@ -142,7 +142,8 @@ class Fleet:
                 away = self.away(run_id) or "every engine"
                 raise EngineError("unreachable", f"{away} is away, and no harness works at the run any more")
             with suppress(TimeoutError):
-                await asyncio.wait_for(outage.over(), CHECK_SECONDS)
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await outage.over()
 
     async def _look_up(self, run_id: int, seconds: float) -> RunNeeds:
         """Ask the pool about a run, unless it was asked within these seconds about the versions that engines have."""
@@ -233,8 +234,9 @@ class Fleet:
             if replica.circuit.state != "open":
                 replica.woken.clear()
                 behind = self._newest not in ("", replica.version)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(replica.woken.wait(), BEHIND_SECONDS if behind else CHECK_SECONDS)
+                with suppress(TimeoutError):  # asyncio.wait_for would lose the cancelling of a watch that is just woken
+                    async with asyncio.timeout(BEHIND_SECONDS if behind else CHECK_SECONDS):
+                        await replica.woken.wait()
 
     async def _check(self, replica: Replica) -> None:
         try:
