@@ -91,6 +91,7 @@ class EngineClient:
         self._http = aiohttp.ClientSession(
             timeout=STATUS_TIMEOUT
         )  # for rare requests; /generate has a client of its own
+        self._calls: set[_Answer] = set()
 
     async def close(self) -> None:
         self._connections.close()
@@ -159,6 +160,12 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError, ConnectionError, msgspec.DecodeError) as error:
             raise EngineError("failed", f"the engine at {self.url} did not answer {path} ({error})") from error
 
+    def break_off_silent(self, why: str) -> None:
+        """End the calls of which nothing has been received: EngineError `died`, with this reason."""
+        for answer in self._calls:
+            if answer.silent:
+                answer.ended(EngineError("died", f"the engine at {self.url} {why}"))
+
     async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Yield the new token ids of each event (of the whole answer when not streamed) while filling `into`.
 
@@ -174,6 +181,7 @@ class EngineClient:
             reason = error.strerror or str(error) or "no connection in time"
             message = f"the engine at {self.url} does not answer ({reason}); start it with: proxy engine"
             raise EngineError("unreachable", message) from error
+        self._calls.add(answer)
         try:
             while (ids := await answer.next()) is not None:
                 yield ids
@@ -182,6 +190,7 @@ class EngineClient:
             else:
                 self._check(answer, into)
         finally:
+            self._calls.discard(answer)
             if not answer.over:
                 await asyncio.shield(self._abort(rid, answer))
             if not answer.whole:
@@ -279,6 +288,11 @@ class _Answer:
         self._changed = asyncio.Event()
         self.over = self.whole = False
         self.error: Exception | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has been received yet of what is sampled."""
+        return not self.over and not self._into.sampled
 
     async def next(self) -> list[int] | None:
         """Wait for the next ids and return them; None when the answer is over."""

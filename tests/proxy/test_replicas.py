@@ -540,6 +540,63 @@ async def test_a_replica_that_a_push_left_behind_gets_no_calls_until_it_is_there
     await until(shared)
 
 
+async def test_calls_that_an_engine_keeps_waiting_whose_update_failed_are_sampled_elsewhere(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the push is at it, and not those of which something has come: their engine ends them itself."""
+    monkeypatch.setattr("proxy.engine.replicas.fleet.CHECK_SECONDS", 0.2)
+    text = " ".join(str(number) for number in range(1000, 1040))
+
+    def script(prompt: str, ids: Sequence[int]) -> ScriptedReply:
+        return ScriptedReply(text, seconds_per_token=0.05) if "count" in prompt else ScriptedReply("ok")
+
+    stand = await serve(script, replicas=2)
+    ahead, failed = stand.replicas
+    run = open_run(stand.pool, "a run", "train", {})
+    old, new = (
+        publish_next(stand.pool, run.id, Published(step=step, checkpoint="", hf_dir="", metrics={})).name
+        for step in range(2)
+    )
+    ahead.version = failed.version = old
+    streams = [bytearray() for _ in range(8)]
+
+    async def read(number: int) -> None:
+        body = {"model": "tiny", "messages": [user("count")], "stream": True}
+        async with stand.post(body, f"begun-{number}") as answer:
+            async for chunk in answer.content.iter_any():
+                streams[number] += chunk
+
+    async def names() -> set[str]:
+        async with stand.http.get(f"{stand.url}/health") as answer:
+            return {replica["version"] for replica in (await answer.json())["replicas"]}
+
+    reading = asyncio.gather(*map(read, range(8)))
+    while not all(stream.count(b"data:") > 2 for stream in streams):
+        await asyncio.sleep(0.01)
+    begun = ahead.calls, failed.calls
+    for engine in stand.replicas:
+        engine.running.clear()
+    asking = asyncio.gather(*(stand.chat(user("hi"), key=f"session-{number}") for number in range(16)))
+    while sum(calls(stand)) < 24:
+        await asyncio.sleep(0.01)
+    waiting = failed.calls - begun[1]
+    assert min(begun) > 0 and waiting > 0
+    ahead.version = failed.version = f"{new}-loading"
+    while await names() != {f"{new}-loading"}:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(2)  # seconds in which a push is at it
+    assert sum(calls(stand)) == 24
+    ahead.version = new
+    ahead.running.set()
+    answers = await asyncio.wait_for(asking, 30)
+    assert {answer["status"] for answer in answers} == {200} and not reading.done()
+    assert [ahead.calls, failed.calls] == [16 + begun[0], begun[1] + waiting]
+    failed.version = new
+    failed.running.set()
+    await reading
+    assert all(b'"finish_reason":"stop"' in stream and stream.rstrip().endswith(b"[DONE]") for stream in streams)
+
+
 async def back(stand: Stand) -> bool:
     """Whether every replica may get calls."""
     return "open" not in await states(stand)

@@ -3,7 +3,7 @@
 Every replica has a circuit (circuit.py). The health of a lost replica is checked after growing pauses; if it returns
 with other weights than the serving replicas have, it gets calls only after it was updated, or if it is held at them for
 an evaluation. The same holds for one that a push has left behind: as soon as any replica serves the newest published
-version, those with another get no calls.
+version, those with another get no calls. Calls that wait for an engine whose update has failed are broken off then.
 
 While no replica is up that has weights of its run (run_needs.py), a run's call waits, and then goes on with what it had
 sampled; the harness decides how long. A replica that had pushed weights and was restarted without them is loaded with
@@ -25,7 +25,7 @@ from proxy.engine.replicas.circuit import ELSEWHERE, LOST, REPLICA
 from proxy.engine.replicas.outage import Outage
 from proxy.engine.replicas.replica import KEPT_ORIGINS, Origin, Replica, SlotCall, SlotState
 from proxy.engine.replicas.routing import choose, rates
-from proxy.engine.replicas.run_needs import PUBLISHED, RunFacts, RunNeeds, published_name
+from proxy.engine.replicas.run_needs import PUBLISHED, UNFINISHED, RunFacts, RunNeeds, published_name
 from proxy.pool.errors import PoolReadError
 
 log = logging.getLogger(__name__)
@@ -249,10 +249,14 @@ class Fleet:
             return
         if not replica.known and (server := await replica.client.description()) is not None:
             replica.described(server)
+        seen = replica.version == version
         replica.serves(version)
         lost = replica.circuit.state == "open" or replica.away != ""
         if published := PUBLISHED.fullmatch(version):
             self._pushed = replica.pushed = published[1]
+            if seen and published[2] in UNFINISHED and await self._serves_elsewhere(published[1]):
+                # A paused SGLang 0.5.23 keeps new calls waiting where no abort reaches them.
+                replica.client.break_off_silent(f"is paused as {version} while another one serves {published[1]}")
             if replica.away and published[2]:  # a push is at it
                 return
         elif (pushed := replica.pushed or self._pushed) and lost:
@@ -269,6 +273,18 @@ class Fleet:
             replica.circuit.answered()
             replica.away = ""
             self.note_outage()
+
+    async def _serves_elsewhere(self, version: str) -> bool:
+        """Whether a replica that gets calls serves this version now.
+
+        A push resumes no engine before it has changed the last one. So an engine that is still paused then has failed.
+        """
+        for other in self.replicas:
+            if other.version == version and other.circuit.admits():
+                with suppress(EngineError):
+                    if await other.client.version() == version:
+                        return True
+        return False
 
     async def _restore(self, replica: Replica, pushed: str) -> None:
         """Give a replica that was restarted the newest weights of the run of `pushed`, unless a trainer comes first."""

@@ -19,6 +19,9 @@ RELEASED = ("-released", "-moving")
 """What it adds while an engine on its own devices has given up its memory. Such an engine takes calls and keeps them
 waiting for the whole step."""
 
+UNFINISHED = ("-loading", "-paused")
+"""What it adds while it replaces the weights of an engine, and when that has failed. Such an engine is paused."""
+
 
 @dataclass(frozen=True)
 class RunFacts:
