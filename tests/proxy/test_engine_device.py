@@ -58,7 +58,8 @@ def test_an_engine_for_cuda_without_its_libraries_is_one_sentence(installed: str
         Sglang(EngineConfig(model="no model", device="cuda"), tmp_path / "engine.log")
 
 
-def test_the_engine_on_the_cpu_sees_no_gpu(tmp_path: Path) -> None:
+def test_the_engine_on_the_cpu_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # make hides the GPUs from its tests
     (tmp_path / "config.json").write_text("{}")
     assert environment(EngineConfig(model=str(tmp_path), device="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
     assert environment(EngineConfig(model="any", device="cuda")).get("CUDA_VISIBLE_DEVICES") != ""

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
+from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
 from proxy.engine.moe_config import layered_cache
 from proxy.engine.replicas.circuit import ELSEWHERE, LOST, REPLICA
@@ -85,8 +86,10 @@ class Fleet:
 
     @property
     def reserved_tokens(self) -> int:
-        """The most tokens of the context that any replica keeps for itself: a call may go to each of them."""
-        return max(replica.reserved for replica in self.replicas)
+        """The most tokens of the context that any replica keeps for itself: a call may go to each of them.
+
+        Without replicas, as in a replay, what SGLang keeps without drafts."""
+        return max((replica.reserved for replica in self.replicas), default=RESERVED_TOKENS)
 
     def route(self, origin: Origin) -> "Route":
         return Route(self, origin)
