@@ -64,14 +64,22 @@ def begin(models: list[Weights], tmp_path: Path) -> Iterator[Begin]:
     with ExitStack() as stack:
 
         def begun(*arguments: str, port: int = 0) -> Sglang:
-            if arguments == tuple(STORE):
-                wait_for_memory()
             config = EngineConfig(model=str(models[0].directory), dtype="float32", port=port, extra_args=arguments)
             engine = Sglang(config, tmp_path / "engine.log")
             stack.callback(engine.stop)
             return engine
 
         yield begun
+
+
+@pytest.fixture
+def storing(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sglang:
+    """A server with a cache in host memory and in files."""
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "store"))
+    wait_for_memory()
+    engine = begin(*STORE)
+    engine.wait_healthy()
+    return engine
 
 
 @dataclass(frozen=True)
@@ -136,12 +144,8 @@ def test_an_engine_of_two_tensor_ranks_gets_the_same_weights_by_every_way(
     assert [len(shards) for shards in sums] == [2] * 6
 
 
-def test_no_cache_of_the_old_weights_outlives_a_push(
-    begin: Begin, models: list[Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "store"))
-    engine = begin(*STORE)
-    engine.wait_healthy()
+def test_no_cache_of_the_old_weights_outlives_a_push(storing: Sglang, models: list[Weights]) -> None:
+    engine = storing
     prompt = np.random.default_rng(0).integers(10, 1900, 600).tolist()
 
     def cached() -> dict[str, int]:
@@ -154,13 +158,9 @@ def test_no_cache_of_the_old_weights_outlives_a_push(
     assert not any(count for where, count in cached().items() if where != "storage_backend")
 
 
-def test_pushes_under_load_reach_an_engine_that_copies_its_cache(
-    begin: Begin, models: list[Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pushes_under_load_reach_an_engine_that_copies_its_cache(storing: Sglang, models: list[Weights]) -> None:
     """And no call gets tokens of anything but the versions that were pushed."""
-    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "store"))
-    engine = begin(*STORE)
-    engine.wait_healthy()
+    engine = storing
     push(models[0], Push(engines=(engine.url,)))
     over, served = Event(), []
 

@@ -88,7 +88,8 @@ class Fleet:
     def reserved_tokens(self) -> int:
         """The most tokens of the context that any replica keeps for itself: a call may go to each of them.
 
-        Without replicas, as in a replay, what SGLang keeps without drafts."""
+        Without replicas, as in a replay, what SGLang keeps without drafts.
+        """
         return max((replica.reserved for replica in self.replicas), default=RESERVED_TOKENS)
 
     def route(self, origin: Origin) -> "Route":

@@ -22,8 +22,8 @@ BLOCK = 128
 """Queries, and keys, in a block: the kernel computes or skips a block as a whole."""
 COMPILATIONS = 64
 """How often torch may compile the kernel in one process. It does so again with and without gradients, for one token,
-for one block and for more, and for some sizes that its code generator tells apart. Its own limit of 8 would end a run
-that trains for hours until it meets the ninth case."""
+for one block and for more, and for some sizes that its code generator tells apart. Its own limit is 8, and the ninth
+case would end the run, perhaps after hours."""
 
 
 def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
