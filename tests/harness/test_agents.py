@@ -22,9 +22,11 @@ from harness.agents.mix import Scaffold, check_servers
 from harness.agents.sdk.adapter import SDK_AGENTS
 from harness.cli import main
 from harness.commands.agents import bundles_of
-from harness.setup.stack import RunningProxy
+from harness.run_dir import RunDir
+from harness.setup.stack import ProxyOptions, RunningProxy, service
 from harness.tasks import Task
 from harness.tasks.schema import McpServer
+from proxy.engine.tiny_model import TinySizes, make_tiny_model
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
@@ -190,12 +192,22 @@ def test_a_tool_that_nobody_has_offered_does_not_end_an_agent_of_an_sdk(
     assert (row["reward"], row["failure"], row["attempts"], row["completions"]) == (1.0, None, 1, 4), row
 
 
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """As `proxy`, with more context: qwen-code's prompt with an MCP tool has 29,000 tokens, and it compacts at 0.7."""
+    make_tiny_model(model := tmp_path_factory.mktemp("models") / "model", seed=0, sizes=TinySizes(context=65536))
+    directory = RunDir(tmp_path_factory.mktemp("service"))
+    options = ProxyOptions(model=model, script=f"{HERE / 'scripts.py'}:hello")
+    with directory.locked(), service(options, directory) as running:
+        yield running
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", WITH_MCP)
-def test_the_tools_of_a_tasks_mcp_server_reach_the_model(name: str, proxy: RunningProxy, tmp_path: Path) -> None:
+def test_the_tools_of_a_tasks_mcp_server_reach_the_model(name: str, roomy: RunningProxy, tmp_path: Path) -> None:
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", WORDS)
-    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", roomy.url]
     assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
     (row,) = results(tmp_path / "run")
     assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
@@ -218,11 +230,11 @@ def address_of_words() -> Iterator[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in WITH_MCP if "http" in INSTALLED[name].mcp])
 def test_the_tools_of_an_mcp_server_over_http_reach_the_model(
-    name: str, proxy: RunningProxy, address_of_words: str, tmp_path: Path
+    name: str, roomy: RunningProxy, address_of_words: str, tmp_path: Path
 ) -> None:
     need_agent(name)
     task = WORDS | {"files": {}, "mcp": [{"name": "words", "url": address_of_words}]}
-    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", roomy.url]
     tasks = write_tasks(tmp_path / "tasks.jsonl", task)
     assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
     (row,) = results(tmp_path / "run")
