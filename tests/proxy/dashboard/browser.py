@@ -1,10 +1,14 @@
 """Debian's chromium at a dashboard: the command that serves a pool, and the walks of walk.py through its pages."""
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -45,12 +49,71 @@ def python() -> Path:
     return found
 
 
-def walk(address: str, what: str, seconds: int = 280, **task: Any) -> Any:
+class Walker:
+    """A process of walk.py. Its browser serves one test after another, as it takes seconds of two cores to start."""
+
+    def __init__(self) -> None:
+        command, pipe = [python(), WALK], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+
+    def begin(self, address: str, what: str, **task: Any) -> None:
+        """Begin a walk."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode({"address": address, "do": what, **task}).decode() + "\n")
+        self._process.stdin.flush()
+
+    def line(self, seconds: float) -> str:
+        """The next line. A walker that takes longer is ended, and so is its driver of the browser."""
+        assert self._process.stdout is not None
+        timer = threading.Timer(seconds, self.kill)
+        timer.start()
+        try:
+            return self._process.stdout.readline().strip()
+        finally:
+            timer.cancel()
+
+    def seen(self, seconds: float = 240) -> Any:
+        """What the browser saw in the walk that was begun."""
+        line = self.line(seconds)
+        if not line:
+            walker.cache_clear()
+        assert line, f"the walk has not come to its end within {seconds} s"
+        result = msgspec.json.decode(line)
+        assert "error" not in result, result["error"]
+        return result["seen"]
+
+    def close(self) -> None:
+        """Let the browser close."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:  # seen: node waits for itself when its browser ends (libuv's signal lock)
+            self.kill()
+
+    def kill(self) -> None:
+        """End it with its driver. The browser ends when its driver has."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@cache
+def walker() -> Walker:
+    """The one of this process."""
+    return Walker()
+
+
+def walk(address: str, what: str, seconds: float = 240, **task: Any) -> Any:
     """What the browser saw."""
-    given = msgspec.json.encode({"address": address, "do": what, **task}).decode()
-    done = subprocess.run([python(), WALK, given], capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return msgspec.json.decode(done.stdout.splitlines()[-1])
+    walker().begin(address, what, **task)
+    return walker().seen(seconds)
+
+
+def close_browser() -> None:
+    """Close the browser of this process, if there is one."""
+    if walker.cache_info().currsize:
+        walker().close()
+        walker.cache_clear()
 
 
 def axe() -> str:

@@ -13,7 +13,15 @@ from aiohttp import web
 from proxy.dashboard.app import Dashboard, DashboardOptions
 from proxy.pool.database import Pool, open_pool
 from tests import postgres
+from tests.proxy.dashboard.browser import close_browser
 from tests.proxy.dashboard.make import Story, story
+
+
+@pytest.fixture(scope="session", autouse=True)
+def browser() -> Iterator[None]:
+    """Closes the browser after the last test."""
+    yield
+    close_browser()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Not covered: other browsers, and assistive technology beyond what axe-core check
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.evaluations import open_evaluation
 from proxy.pool.training.steps import Published
 from tests.pool.make import publish_next
-from tests.proxy.dashboard.browser import EVERY_LOOK, WALK, axe, demand_clean, python, served, wait_for_index, walk
+from tests.proxy.dashboard.browser import EVERY_LOOK, axe, demand_clean, served, wait_for_index, walk, walker
 from tests.proxy.dashboard.make import HOSTILE, TASK, Story, Work, hostile_log, metrics, story, tool
 from tests.proxy.dashboard.test_plans import filled
 
@@ -422,13 +421,10 @@ def test_an_older_run_is_laid_over_another_one_with_its_evaluations(home: tuple[
 def test_a_page_follows_a_pool_that_changes(home: tuple[Path, Story, Pool]) -> None:
     file, told, pool = home
     with served(file) as address:
-        given = {"address": address, "do": "live", "where": "/", "text": "a run of today"}
-        command = [str(python()), str(WALK), msgspec.json.encode(given).decode()]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None and process.stdout.readline() == "listening\n"
+        walker().begin(address, "live", where="/", text="a run of today")
+        assert walker().line(120) == "listening"
         open_group(pool, open_run(pool, "a run of today", "collect", {}).id, {"id": "t"}, 1)
-        seen = msgspec.json.decode(process.stdout.readline())
-        assert process.wait(60) == 0 and "a run of today" not in seen["before"]
+        assert "a run of today" not in walker().seen()["before"]
 
 
 @pytest.mark.long

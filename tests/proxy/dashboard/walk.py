@@ -1,12 +1,15 @@
-"""Walks through a dashboard with Debian's chromium and prints what it saw as JSON. Runs in an environment of its own.
+"""Walks through dashboards with Debian's chromium and prints what it saw. Runs in an environment of its own.
 
-`python walk.py TASK`, where TASK is a JSON object: the address with its token, what to do, and with what.
+Each line of the standard input is a task, a JSON object: the address with its token, what to do, and with what. Its
+result is a line too: `{"seen": ...}`, or `{"error": ...}` with the traceback.
 """
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -426,9 +429,24 @@ DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
     "hostile": hostile, "stranger": stranger, "act": act, "pictures": pictures,
 }  # fmt: skip
 
+
+def done(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """Do a task; nothing of it stays in the browser."""
+    try:
+        return {"seen": DOES[task["do"]](browser, task)}
+    except Exception:
+        return {"error": traceback.format_exc()}
+    finally:
+        for context in browser.contexts:
+            context.close()
+
+
 if __name__ == "__main__":
-    task = json.loads(sys.argv[1])
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        print(json.dumps(DOES[task["do"]](browser, task)))
+        start = partial(playwright.chromium.launch, executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = start()
+        for line in sys.stdin:
+            if not browser.is_connected():  # it broke down in the walk before
+                browser = start()
+            print(json.dumps(done(browser, json.loads(line))), flush=True)
         browser.close()
