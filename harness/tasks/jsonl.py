@@ -19,8 +19,9 @@ from proxy.pool.settings_file import checked
 def load_tasks(path: Path) -> list[Task]:
     """Load every task of a file. UserError names the file, the line and the field of the first fault."""
     tasks: dict[str, Task] = {}
+    base = path.parent.resolve()
     for where, table in json_lines(path):
-        task = check(_resolved(checked(table, Task, where), path.parent.resolve()), where)
+        task = check(_resolved(checked(table, Task, where), base), where)
         if task.id in tasks:
             raise UserError(f"{where}: id {task.id!r} is used twice; give every task its own")
         tasks[task.id] = pinned(task, where)

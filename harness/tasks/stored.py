@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ LATER: Mapping[type, frozenset[str]] = {
     Verifier: frozenset({"cases", "range", "where", "artifacts", "carry", "collect", "environment"}),
 }
 """Fields that runs from before them lack. One that has its default leaves the digest as it was."""
+_fields = cache(msgspec.structs.fields)
+"""The fields of a class. Uncached, msgspec evaluates the annotations again for every task."""
 
 
 def stored_task(spec: Mapping[str, Any]) -> Task:
@@ -38,7 +41,7 @@ def digest_of_tasks(tasks: Sequence[Task]) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         later, plain = LATER.get(type(value), frozenset()), {}
-        for one in msgspec.structs.fields(value):
+        for one in _fields(type(value)):
             field = getattr(value, one.name)
             if one.name == "where" and isinstance(value, Verifier):
                 plain["fresh"] = field == "fresh"
