@@ -22,7 +22,6 @@ from harness.async_pool import AsyncPool
 from harness.environment.file_manifest import FileDifference
 from harness.environment.snapshot import contents
 from harness.failure import AttemptFailed, stage
-from harness.integrity.detect import detect
 from harness.integrity.evidence import Evidence, as_text, evidence_of, readable
 from harness.integrity.finding import UNREAD, Finding, Severity, hacked_by
 from harness.rewards.at_verdict import facts_of
@@ -115,6 +114,8 @@ async def findings_of(chain: Sequence[Completion], steps: Sequence[StepEvidence]
 
 def _found(chain: Sequence[Completion], evidence: Evidence) -> list[Finding]:
     """What the detectors find in a step, and what they could not look at."""
+    from harness.integrity.detect import detect  # a tenth of a command's start; needed with --integrity only
+
     unread = evidence.unread
     hidden = [_unread(f"{len(unread)} changed files could not be read: {', '.join(unread)}")] if unread else []
     try:

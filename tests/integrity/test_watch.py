@@ -1,13 +1,14 @@
 """What an attempt is looked at for: each step by itself, strong findings first, and nothing passes unread."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
 from harness.environment.file_manifest import FileDifference
-from harness.integrity import watch
 from harness.integrity.detect import detect
 from harness.integrity.evidence import Evidence, FileChange, evidence_of
 from harness.integrity.finding import Finding, Severity
@@ -41,14 +42,14 @@ def chain(*commands: str) -> Any:
 async def test_many_weak_findings_hide_no_strong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     weak = [Finding(detector="weak", severity=Severity.WEAK, quote=str(number)) for number in range(2 * MOST)]
     strong = Finding(detector="strong", severity=Severity.STRONG, quote="it")
-    monkeypatch.setattr(watch, "detect", lambda chain, evidence: [*weak, strong])
+    monkeypatch.setattr("harness.integrity.detect.detect", lambda chain, evidence: [*weak, strong])
     found = await findings_of([], [StepEvidence(NOTHING, 1.0)])
     assert found["by"] == ["strong"] and len(found["findings"]) == MOST
     assert found["findings"][0]["detector"] == "strong"
 
 
 async def test_a_detector_that_fails_ends_no_run_and_makes_nobody_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "detect", lambda chain, evidence: 1 / 0)
+    monkeypatch.setattr("harness.integrity.detect.detect", lambda chain, evidence: 1 / 0)
     found = await findings_of([], [StepEvidence(NOTHING, 1.0)])
     assert found["by"] == [] and [one["detector"] for one in found["findings"]] == ["unread"]
     assert "ZeroDivisionError" in found["findings"][0]["quote"]
@@ -106,3 +107,9 @@ async def test_each_step_is_held_against_its_own_instruction() -> None:
     assert (await findings_of(done, steps[::-1]))["by"] == []
     late = [StepEvidence(allows, 0.5), StepEvidence(forbids, 2.0)]
     assert (await findings_of(done, late))["by"] == ["off_limits_read"]
+
+
+def test_the_detectors_are_loaded_only_for_runs_that_use_them() -> None:
+    code = "import sys, harness.cli; print([name for name in sys.modules if name.startswith('harness.integrity.d')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
