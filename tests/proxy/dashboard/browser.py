@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
@@ -54,7 +55,9 @@ class Walker:
 
     def __init__(self) -> None:
         command, pipe = [python(), WALK], subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self._profile = TemporaryDirectory(ignore_cleanup_errors=True)
+        env = os.environ | {"TMPDIR": self._profile.name}
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True)
 
     def begin(self, address: str, what: str, **task: Any) -> None:
         """Begin a walk."""
@@ -87,9 +90,11 @@ class Walker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:  # seen: node waits for itself when its browser ends (libuv's signal lock)
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:  # often: node 26 waits for itself when its browser ends (libuv's signal lock)
             self.kill()
+            self._process.wait()
+        self._profile.cleanup()
 
     def kill(self) -> None:
         """End it with its driver. The browser ends when its driver has."""

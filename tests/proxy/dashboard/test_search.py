@@ -1,5 +1,6 @@
 """The index beside a pool: what it holds, how it grows, what is found with it, and that it can be lost."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,12 +173,13 @@ async def test_the_page_of_search_shows_what_the_pool_holds_now(
 
 async def whole(visitor: Visitor) -> None:
     """Wait until the index has all."""
-    for _ in range(600):
-        state = await visitor.ask("search/index")
-        if state["progress"] and state["progress"]["whole"] and state["progress"]["outcomes_whole"]:
-            return
-        assert not state["trouble"]
-    raise AssertionError(state)
+    async with asyncio.timeout(60):
+        while True:
+            state = await visitor.ask("search/index")
+            if state["progress"] and state["progress"]["whole"] and state["progress"]["outcomes_whole"]:
+                return
+            assert not state["trouble"]
+            await asyncio.sleep(0.02)
 
 
 async def test_an_index_that_cannot_be_written_is_said_and_the_rest_works(visit: Visit, filled: Filled) -> None:
