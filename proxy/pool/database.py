@@ -157,7 +157,7 @@ def for_update(query: Select[Any]) -> Select[Any]:
 
 def insert_row(connection: Connection, table: Table, values: dict[str, Any]) -> int:
     """Insert one row and return its id."""
-    key = connection.execute(insert(table).values(values)).inserted_primary_key
+    key = connection.execute(insert(table), values).inserted_primary_key  # so that SQLAlchemy compiles it once
     assert key is not None
     return int(key[0])
 

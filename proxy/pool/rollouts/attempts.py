@@ -153,8 +153,8 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
     }
     with pool.write() as connection:
         still_open = attempts.c.closed_at.is_(None)
-        closing = update(attempts).where(attempts.c.id == attempt_id, still_open).values(values)
-        if connection.execute(closing).rowcount:
+        closing = update(attempts).where(attempts.c.id == attempt_id, still_open)
+        if connection.execute(closing, values).rowcount:
             write_labels(connection, [attempt_id])
             keep_tokens(connection, [attempt_id])
 

@@ -232,7 +232,7 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
         this = rollouts.c.id == rollout_id
         counts = final_counts(connection, outcome.attempt_id)
         values |= counts
-        if connection.execute(update(rollouts).where(this, rollouts.c.finished_at.is_(None)).values(values)).rowcount:
+        if connection.execute(update(rollouts).where(this, rollouts.c.finished_at.is_(None)), values).rowcount:
             return _follow_up(connection, group.id, outcome)
         # It was cancelled while it finished: keep its result, which does not count.
         late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts, **counts}
