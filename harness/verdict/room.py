@@ -7,6 +7,7 @@ there. $PATH is the one from before the agent, without directories that the agen
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -84,7 +85,14 @@ def safe_path(path: str, writable: tuple[str, ...]) -> str:
     """The absolute directories of a $PATH that are not inside `writable` places."""
     places = {PurePosixPath(place) for place in writable}
     absolute = [entry for entry in path.split(":") if entry.startswith("/")]
-    return ":".join(entry for entry in absolute if not places & {(at := PurePosixPath(entry)), *at.parents})
+    return ":".join(entry for entry in absolute if places.isdisjoint(_with_parents(entry)))
+
+
+@lru_cache
+def _with_parents(directory: str) -> frozenset[PurePosixPath]:
+    """A directory and all above it. $PATH has the same ones in every attempt."""
+    at = PurePosixPath(directory)
+    return frozenset((at, *at.parents))
 
 
 def within(sandbox: Sandbox, path: str) -> str:

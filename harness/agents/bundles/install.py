@@ -22,6 +22,9 @@ from sandboxes.bundles import AGENTS, NODE, PYTHON, read_manifest, seal_bundle
 PACKAGES = Path("packages")
 """Directory of a Python agent's packages in its bundle, with a `__main__` that starts it."""
 
+_INTERPRETER = str(Path(sys.executable).resolve())
+"""For processes of this machine: the Python below our virtual environment, since an agent brings its own packages."""
+
 START_SECONDS = 300
 """How long an agent may take to show its help, on a busy machine and from a cold disk."""
 
@@ -113,8 +116,7 @@ def bundle_at(root: str, name: str) -> Bundle:
     """The bundle of this name, where `root` is the directory of all bundles as a sandbox sees it."""
     if root == AGENTS:
         return Bundle(f"{root}/{name}", PYTHON, NODE)
-    # processes of this machine: the Python below our virtual environment, since an agent brings its own packages
-    return Bundle(f"{root}/{name}", str(Path(sys.executable).resolve()), shutil.which("node") or "node")
+    return Bundle(f"{root}/{name}", _INTERPRETER, shutil.which("node") or "node")
 
 
 def pip_install(package: Package, requirements: Sequence[str], main: str, beside: Path | None = None) -> None:
