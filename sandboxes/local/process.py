@@ -288,10 +288,11 @@ class ProcessSandbox:
         while self.sessions:
             own, starting = kill(self.id, self.sessions, self._made_at)
             killed |= {(process.pid, process.started) for process in own}
-            # Only a process that was starting in every look so far can still be the sandbox's: one that starts later is
-            # a child of the sandbox only if such a process is.
+            # Only a process that was starting in every look since the last one that found any can still be the
+            # sandbox's: one that starts later is a child of the sandbox only if such a process is. What was found may
+            # have forked before it was killed, so the look after that counts whatever is starting then.
             now = {process.pid for process in starting}
-            unsettled = now if own or unsettled is None else unsettled & now
+            unsettled = None if own else now if unsettled is None else unsettled & now
             late = time.monotonic() > deadline
             if not own and (late or not unsettled):
                 break

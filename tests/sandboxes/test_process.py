@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,19 @@ async def test_a_process_that_is_just_exchanged_for_another_program_is_found(tmp
         for process in left:
             os.kill(process.pid, signal.SIGKILL)
         assert left == []
+
+
+async def test_a_child_that_is_forked_while_its_parent_is_killed_is_found_within_its_execve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was missed in 1 of 1000 sandboxes, under load."""
+    sandbox = await ProcessSandboxes(tmp_path).start()
+    await sandbox.run("true", Limits(), {})
+    parent, child = (Process(pid, 1, pid, pid, 0.0, 0, sandbox.id) for pid in (101, 102))
+    looks = iter([([parent], []), ([], [replace(child, sandbox="", starting=True)]), ([child], []), ([], [])])
+    monkeypatch.setattr("sandboxes.local.process.kill", lambda *_: next(looks))
+    assert await sandbox.end_processes() == 2 and list(looks) == []
+    await sandbox.stop()
 
 
 def test_processes_that_will_show_an_environment_are_told_from_those_without_any() -> None:
