@@ -50,7 +50,9 @@ def newest_sampled(config: Config, ranks: Ranks, run: str) -> tuple[Version, lis
         rows = sampled_by(version.name, config, run, excluded)
     if not rows:
         raise UserError(
-            f"run {run!r} holds no completion that {version.name} sampled alone; run it after the last push"
+            f"run {run!r} holds no completion to compare, which {version.name} alone sampled from the model's own "
+            f"distribution (excluded tokens: {to_metrics(excluded) or 'none'}); run it after the last push, without a "
+            "grammar or sampling parameters"
         )
     return version, rows, excluded
 

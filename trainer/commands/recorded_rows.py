@@ -39,12 +39,15 @@ def demonstrations(config: Config) -> list[list[TrainingRow]]:
 def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrained]) -> list[TrainingRow]:
     """Return rows of a run's completions that this version sampled from the first to the last token.
 
-    `excluded` counts the other sampled tokens by reason.
+    Leaves out what training never takes: where a grammar or other sampling parameters changed the distribution, the
+    engine's logprobs are not the model's. `excluded` counts the sampled tokens that are left out by reason.
     """
 
     def why_not(item: Completion) -> Untrained | None:
         if {span.version for span in item.versions} != {version}:
             return Untrained(UntrainedReason.OTHER_VERSION)
+        if item.untrainable is not None:
+            return item.untrainable
         whole = len(item.logprobs) == item.sampled_count
         return None if whole else Untrained(UntrainedReason.LOGPROBS_MISSING)
 
