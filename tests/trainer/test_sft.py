@@ -10,12 +10,15 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from proxy.pool.database import Pool
+from proxy.pool.completions.store import to_row
+from proxy.pool.database import Pool, insert_row
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account
 from proxy.pool.rollouts import runs
-from proxy.pool.schema import rollouts
-from tests.trainer.make import fill, make_config, make_rows, write_model
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.schema import completions, rollouts
+from tests.trainer.make import fill, make_config, make_rows, new_completion, write_model
 from tests.trainer.test_loop import prepare
 from trainer.commands.recorded_rows import demonstrations
 from trainer.commands.sft import batches, check, split, warm_start
@@ -122,6 +125,30 @@ def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> N
     assert (sum(map(len, everything)), sum(map(len, good))) == (24, 12)
     with pytest.raises(UserError, match="hold 0 groups to imitate"):
         demonstrations(msgspec.structs.replace(config, sft=msgspec.structs.replace(config.sft, min_reward=2.0)))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_path_over_the_budget_is_refused_before_the_first_step(
+    held: bool, pool: Pool, ranks: Ranks, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, sft=Sft(runs=("teacher",), output=str(tmp_path / "warm"), batch=4))
+    config = msgspec.structs.replace(config, batch=msgspec.structs.replace(config.batch, max_tokens=66))
+    groups = [[row] for row in make_rows(7)]
+    _, [held_out] = split(groups, config.sft)
+    place = next(number for number, [row] in enumerate(groups) if (row is held_out) == held)
+    teacher = runs.open_run(pool, "teacher", "collect", {})
+    fill(pool, teacher.id, place)
+    [member] = open_group(pool, teacher.id, {"id": "t", "domain": "agent"}, 1)
+    attempt, _ = open_attempt(pool, member.rollout_id, "command")
+    with pool.write() as connection:
+        row = to_row(new_completion(attempt.id, [1] * 60, [2] * 8, "v1")) | {"ordinal": 0}
+        insert_row(connection, completions, row)
+    finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=1.0))
+    fill(pool, teacher.id, 6 - place)
+    monkeypatch.setattr(Policy, "update", lambda *_: pytest.fail("a step was taken"))
+    sentence = r"sft.runs = \['teacher'\] have a path of 67 tokens to imitate; raise batch.max_tokens = 66"
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        warm_start(config, ranks)
 
 
 @pytest.mark.parametrize("min_reward", [None, 1.0])

@@ -22,7 +22,7 @@ from trainer.preflight import demand_tokenizer
 def demonstrations(config: Config) -> list[list[TrainingRow]]:
     """Return the rows to imitate, by group, since the members of a group share their task.
 
-    Raises UserError when fewer than two groups have any.
+    Raises UserError when fewer than two groups have any, or a row is too long for a micro-batch.
     """
     pool = open_pool(config.pool)
     teachers = [find_teacher(pool, name) for name in config.sft.runs]
@@ -32,6 +32,12 @@ def demonstrations(config: Config) -> list[list[TrainingRow]]:
         raise UserError(
             f"sft.runs = {list(config.sft.runs)} hold {len(filled)} groups to imitate, at least 2 are needed; "
             "record more or lower sft.min_reward"
+        )
+    longest, limit = max(row.inputs for rows in filled for row in rows), config.batch.max_tokens
+    if longest > limit:
+        raise UserError(
+            f"sft.runs = {list(config.sft.runs)} have a path of {longest} tokens to imitate; raise "
+            f"batch.max_tokens = {limit}"
         )
     return filled
 
