@@ -7,10 +7,11 @@ import pytest
 from harness.commands.evaluations import show_evaluations
 from harness.monitor.progress import make_console
 from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
 from proxy.pool.inspect.evaluated import matrix, point_line, points
 from proxy.pool.rollouts.groups import DEFAULTS, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
-from proxy.pool.training.evaluations import Evaluation, is_finished, open_evaluation
+from proxy.pool.training.evaluations import Evaluation, find_teacher, is_finished, open_evaluation
 from proxy.pool.training.steps import Published
 from tests.pool.make import TASK, publish_next
 
@@ -71,3 +72,11 @@ def test_the_matrix_has_a_title_that_says_what_it_holds(
 ) -> None:
     show_evaluations(make_console(), pool, points(pool, [evaluation]))
     assert "Mean rewards by policy" in capsys.readouterr().out
+
+
+def test_no_run_for_evaluation_is_a_teacher(pool: Pool, evaluation: Evaluation) -> None:
+    assert find_teacher(pool, "train").purpose == "train"
+    open_run(pool, "before", "eval", {"tasks": "x", "agent": "opencode", "group_size": 1, "seed": 0})
+    for name, what in (("before", "is of `harness eval`"), (evaluation.name, "evaluates the run 'train'")):
+        with pytest.raises(UserError, match=f"^run '{name}' {what}, so nothing is trained on it; name another run, "):
+            find_teacher(pool, name)

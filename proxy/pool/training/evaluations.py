@@ -122,10 +122,14 @@ def held_engines(pool: Pool, run_id: int) -> dict[str, str]:
 
 
 def find_teacher(pool: Pool, name: str) -> Run:
-    """Return the run of this name, to imitate it. UserError where it evaluates a training run."""
+    """Return the run of this name, to imitate it. UserError where it is for evaluation."""
     run = find_run(pool, name)
-    if of := what_it_evaluates(run.config):
-        raise UserError(f"run {name!r} evaluates the run {of.run!r}, so nothing is trained on it; name another run")
+    if run.purpose == "eval":
+        of = what_it_evaluates(run.config)
+        what = "is of `harness eval`" if of is None else f"evaluates the run {of.run!r}"
+        raise UserError(
+            f"run {name!r} {what}, so nothing is trained on it; name another run, such as one of `harness collect`"
+        )
     return run
 
 
