@@ -128,8 +128,7 @@ class Checkpoints:
         try:
             common = dist_checkpointing.load_common_state_dict(str(source))
             self._check(source, common["settings"])
-            if self.head is not None and "head_optimizer" not in common:
-                raise UserError(f"{source} was saved without an MTP head; set mtp.drafts = 0 or start a new run")
+            self._check_head(source, "head_optimizer" in common)
             state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
         except (CheckpointingException, CheckpointException, OSError) as error:
             reason = _reasons(error) if isinstance(error, CheckpointException) else str(error).splitlines()[0]
@@ -150,6 +149,15 @@ class Checkpoints:
                     f"{source} was saved with {name} = {saved.get(name)} and this run has {value}; use the saved "
                     "value, or start a new run with another output"
                 )
+
+    def _check_head(self, source: Path, saved: bool) -> None:
+        if saved and self.head is None:
+            raise UserError(
+                f"{source} was saved with an MTP head, which mtp.drafts = 0 would lose; set mtp.drafts above 0 "
+                "(mtp.lr = 0 leaves the head as it is), or start a new run from the exported model"
+            )
+        if self.head is not None and not saved:
+            raise UserError(f"{source} was saved without an MTP head; set mtp.drafts = 0 or start a new run")
 
     def _state(self, loading: bool) -> dict[str, Any]:
         """Return the state as Megatron saves and loads it: each tensor with its place in the unsplit tensor.
