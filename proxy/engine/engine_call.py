@@ -191,8 +191,8 @@ class Sampling:
     queued_seconds: float | None = None
     """How long the call has waited for a place at the proxy and for an engine that is up; None: it has not asked
     for one."""
-    _first_version: str = ""
-    """The weights that the engine named with the first of these tokens."""
+    _only_version: str = ""
+    """The weights that the engine has named with all of these tokens so far; empty: several, or none."""
 
     @property
     def fresh(self) -> int:
@@ -230,12 +230,13 @@ class Sampling:
     def break_off(self) -> list[int]:
         """End an engine call whose engine was lost, so that another one may go on; return the tokens that it sampled.
 
-        A lost engine has not said which tokens are of which weights. They are of one version when it named the same
-        one with the first and the last of them, as versions never come back within a call.
+        A lost engine has not said which tokens are of which weights. They are of one version when it named no other
+        one from the first of them to the last. The first and the last alone may agree, as a rollback brings a version
+        back.
         """
         ids = self.ids[self.start :].tolist()
-        if ids and self._first_version == self.version:
-            self.versions += (VersionSpan(self.version, self.start, len(self.ids)),)
+        if ids and self._only_version:
+            self.versions += (VersionSpan(self._only_version, self.start, len(self.ids)),)
         self.go_on()
         return ids
 
@@ -259,7 +260,9 @@ class Sampling:
         self.cached_tokens, self.version = meta.cached_tokens, meta.weight_version or self.version
         self.verifications = meta.spec_verify_ct
         if fresh and len(self.ids) - fresh == self.start:
-            self._first_version = self.version
+            self._only_version = self.version
+        elif self.version != self._only_version:
+            self._only_version = ""
         if self.experts is not None and meta.routed_experts is not None:
             self.experts.received = meta.routed_experts
         if meta.finish_reason is not None:

@@ -17,11 +17,13 @@ import pytest
 from sqlalchemy import select
 
 from proxy.engine import process
+from proxy.engine.engine_call import EventMeta, GenerateEvent, Sampling
 from proxy.engine.replicas.fleet import Fleet
 from proxy.engine.replicas.outage import Outage
 from proxy.engine.replicas.replica import Origin
 from proxy.engine.replicas.run_needs import RunFacts
 from proxy.engine.scripted import ScriptedEngine, ScriptedReply
+from proxy.pool.completions.records import VersionSpan
 from proxy.pool.completions.store import of_attempt
 from proxy.pool.inspect.verify import verify
 from proxy.pool.processes.owners import owned
@@ -142,6 +144,26 @@ async def test_calls_of_runs_outlast_an_engine_that_is_killed_in_mid_answer(serv
     assert min(row.queued_seconds or 0 for row in rows) > 5  # also those whose engine died after they had begun
     assert min([(await outage(stand, attempt))["seconds"] for attempt in (streaming, whole)]) > 6
     assert (await outage(stand, idle))["seconds"] == 0 and (await outage(stand))["away"] == ""
+
+
+@pytest.mark.parametrize(
+    ("named", "spans"),
+    [
+        (["v9", "v9", "v9"], (VersionSpan("v9", 0, 3),)),
+        (["v9", "v9", "v10"], ()),
+        (["v9", "v10", "v9"], ()),  # a rollback
+    ],
+)
+def test_tokens_of_a_lost_engine_are_of_the_only_version_that_it_named(
+    named: list[str], spans: tuple[VersionSpan, ...]
+) -> None:
+    """The tokens of several versions have no span, so they are not trained (version_missing)."""
+    sampling = Sampling()
+    for version in named:
+        sampling.extend(GenerateEvent(output_ids=[7], meta_info=EventMeta(weight_version=version)))
+    assert sampling.break_off() == [7, 7, 7] and sampling.versions == spans
+    sampling.extend(GenerateEvent(output_ids=[8], meta_info=EventMeta(weight_version="v11")))
+    assert sampling.break_off() == [8] and sampling.versions == (*spans, VersionSpan("v11", 3, 4))
 
 
 async def test_an_engine_that_was_restarted_gets_no_call_before_its_weights(serve: Serve, engine: Engine) -> None:
