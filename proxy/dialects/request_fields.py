@@ -29,6 +29,8 @@ class RequestReader(Generic[_Read]):
 
     def __init__(self, request: type[_Read], what: str, snake_case: bool = False):
         self._request = request
+        # msgspec 0.22.0 looks at a type when it is first used. If two threads use it then, the process may crash.
+        msgspec.json.Decoder(request)
         self._what = what
         self._snake_case = snake_case
         self._shape = _shape(request, {})

@@ -4,6 +4,8 @@ Fields that nothing reads, arguments that the template does not read, and sampli
 tests/proxy/sdks holds this for every field of the official SDKs.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,28 @@ async def test_geminis_fields_in_snake_case_are_the_same_request(serve: Serve) -
         assert await ignored(stand, "/v1beta/models/tiny:generateContent", body) == []
     assert seen.prompts[0] == seen.prompts[1] and seen.prompts[0].endswith("</think>\n\n")
     assert '"any_of": {"anyOf":' in seen.prompts[0] and '"any_of": 1' in seen.prompts[0] and '"a_b"' in seen.prompts[0]
+
+
+FIRST_CALLS = """
+import sys, threading
+import msgspec
+from proxy.dialects.request_fields import RequestReader
+
+sys.setswitchinterval(1e-6)
+body = msgspec.json.encode({f"part{part}": [{"field0": 1}] for part in range(6)})
+for _ in range(100):
+    types = [msgspec.defstruct("Part", [(f"field{n}", int | None, None) for n in range(8)]) for _ in range(6)]
+    request = msgspec.defstruct("Request", [(f"part{n}", list[kind] | None, None) for n, kind in enumerate(types)])
+    reader, together = RequestReader(request, "a request"), threading.Barrier(3)
+    threads = [threading.Thread(target=lambda: (together.wait(), reader.read(body))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_the_first_requests_may_be_read_by_several_threads() -> None:
+    """In a process of its own, which would crash."""
+    done = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
