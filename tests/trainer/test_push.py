@@ -70,6 +70,7 @@ async def test_nothing_is_paused_for_weights_that_are_not_there(start: Start, tm
         ("server_info", 500),
         ("pause_generation", 500),
         ("flush_cache", 500),
+        ("flush_cache", "hang"),
         ("update_weights_from_disk", 500),
         ("update_weights_from_disk", "hang"),
     ],
@@ -77,12 +78,34 @@ async def test_nothing_is_paused_for_weights_that_are_not_there(start: Start, tm
 async def test_the_others_go_on_without_an_engine_that_fails(
     start: Start, weights: Weights, path: str, fault: str | int
 ) -> None:
+    """And so does that one, unless its weights may have changed."""
     good, bad = Double(version="v6"), Double(version="v6", faults={path: fault})
     urls = await start(good, bad)
     done = await pushed(weights, make_push(engines=urls, tries=1, timeout_seconds=6))
     assert good.version == "v7" and not good.paused and list(done.ways) == [urls[0]]
     assert list(done.failed) == [urls[1]] and f"failed at /{path}" in done.failed[urls[1]]
-    assert "continue_generation" not in bad.calls and bad.version != "v7"
+    loading = path == "update_weights_from_disk"
+    assert (bad.version, bad.paused) == (("v7-loading", True) if loading else ("v6", False))
+
+
+@pytest.mark.parametrize(
+    ("version", "faults"),
+    [("v6", {"flush_cache": 500, "continue_generation": 500}), ("v7-loading", {"flush_cache": 500})],
+)
+async def test_calls_of_an_engine_that_stays_paused_because_its_pause_failed_are_aborted(
+    start: Start, weights: Weights, version: str, faults: dict[str, str | int]
+) -> None:
+    engine = Double(version=version, faults=faults)
+    with pytest.raises(UserError, match="failed at /flush_cache"):
+        await pushed(weights, Push(engines=await start(engine)))
+    assert (engine.version, engine.paused, engine.calls[-1]) == (version, True, "abort_request")
+
+
+async def test_a_flush_may_take_as_long_as_a_load(start: Start, weights: Weights) -> None:
+    """As it does while the engine's scheduler compiles kernels."""
+    engine = Double(version="v6", obeyed={"flush_cache": lambda: asyncio.sleep(5)})
+    done = await pushed(weights, make_push(engines=await start(engine), answer_seconds=3))
+    assert done.failed == {} and (engine.version, engine.paused) == ("v7", False)
 
 
 async def test_an_engine_that_failed_to_load_names_no_version_that_a_run_knows_and_is_repaired(

@@ -246,8 +246,8 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stops if too few have them because an engine that can be reached refuses. Others serve no calls until they have
     them."""
     timeout_seconds: Seconds = 300.0
-    """Maximum time for one engine to load the weights, or one bucket of them; and before that, to finish what keeps it
-    from emptying its caches, which with pipeline ranks are its calls."""
+    """Maximum time for one engine to load the weights, or one bucket of them; before that, to finish what keeps it from
+    emptying its caches, which with pipeline ranks are its calls; and to empty them."""
     colocated: bool = False
     """Engines share the trainer's devices: they give up their memory during a step, and rollouts wait."""
 

@@ -104,25 +104,44 @@ class PushTarget:
         self.ask("/pause_generation", {"mode": "retract" if self.about.pp_size == 1 else "in_place"})
 
     def pause(self) -> None:
-        """Stop sampling, and have the engine finish what would keep an update from flushing its caches.
+        """Stop sampling, with nothing left that would keep an update from flushing its caches.
 
-        These are copies of cached prefixes (HiCache) and grammars that compile. A paused engine finishes neither. So
-        it goes on for moments, with the weights and the name that it has, until it is found without any. The calls of
-        an engine with pipeline ranks end by themselves. PushFailed when `push.timeout_seconds` were not enough: nothing
-        has changed then, and the engine goes on, unless its weights were of no version before.
+        PushFailed when a request fails, or `push.timeout_seconds` were not enough. Nothing has changed then, and the
+        engine goes on. If its weights were of no version before, it stays paused, and its calls are aborted.
         """
-        self.hold()
+        try:
+            self.hold()
+            self._finish_work()
+        except PushFailed:
+            self._go_on()
+            raise
+
+    def _finish_work(self) -> None:
+        """Have an engine that is held finish what keeps it from a flush.
+
+        This is copies of cached prefixes (HiCache) and grammars that compile. A paused engine finishes neither. So it
+        goes on for moments, with the weights and the name that it has, until it is found without any. The calls of an
+        engine with pipeline ranks end by themselves.
+        """
         moment, end = MOMENT, time.monotonic() + self.options.timeout_seconds
         while not self._flushed():
             if time.monotonic() > end:
-                if not self.served().endswith(LOADING):
-                    self.resume()
                 raise PushFailed(self._restless())
             if self.about.pp_size == 1:
                 self.resume()
                 time.sleep(moment)
                 moment = min(2 * moment, LONGEST_MOMENT)
                 self.hold()
+
+    def _go_on(self) -> None:
+        """Resume an engine whose pause has failed, unless its weights are of no version. If it stays paused, abort its
+        calls."""
+        self.demand_owner()  # a flush takes long enough for another trainer to have come
+        with suppress(PushFailed):  # the failure of the pause is the one to report
+            if not self.served().endswith(LOADING):
+                self.resume()
+                return
+        self.abandon()
 
     def _flushed(self) -> bool:
         """Flush its caches. False: it refuses, as it has something to finish first.
@@ -132,7 +151,7 @@ class PushTarget:
         self.demand_owner()
         wait = "" if self.about.pp_size == 1 else f"?timeout={CALLS_SECONDS:g}"
         try:
-            self.ask("/flush_cache" + wait, {})
+            self.load("/flush_cache" + wait, {})  # while its scheduler compiles kernels, it answers nothing
         except PushFailed as error:
             if isinstance(error.__cause__, HTTPError) and error.__cause__.code == REFUSED:
                 return False
@@ -185,10 +204,7 @@ class PushTarget:
         return tuple(sorted({str(rank["per_gpu_checksum"]) for rank in ranks}))
 
     def abandon(self) -> None:
-        """Abort all calls, so that they can be sampled elsewhere.
-
-        The engine stays paused: its weights are of no version.
-        """
+        """Abort all calls of an engine that stays paused, so that they can be sampled elsewhere."""
         with suppress(PushFailed):  # an engine that is gone has no calls
             self.ask("/abort_request", {"abort_all": True})
 
