@@ -291,8 +291,8 @@ class _Answer:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has been received yet of what is sampled."""
-        return not self.over and not self._into.sampled
+        """Whether this engine call has brought no token yet. Earlier ones of the turn may have brought some."""
+        return not self.over and not self._into.fresh
 
     async def next(self) -> list[int] | None:
         """Wait for the next ids and return them; None when the answer is over."""

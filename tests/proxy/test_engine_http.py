@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.engine.client import EngineClient
-from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
+from proxy.engine.client import EngineClient, _Answer
+from proxy.engine.engine_call import EngineError, GenerateEvent, Sampling, SamplingRequest
 from proxy.engine.http import Connections
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -153,6 +153,18 @@ async def test_a_connection_that_ends_before_its_second_answer_was_closed() -> N
 async def test_an_answer_that_is_not_whole_is_an_error(answer: bytes) -> None:
     async with serving(Server(answer, closes=True)) as connections:
         assert (await post(connections)).error is not None
+
+
+@pytest.mark.parametrize("given", [[], [7, 8]])
+def test_an_engine_call_is_silent_until_it_has_brought_tokens_itself(given: list[int]) -> None:
+    """Behind given tokens, and behind those of an engine that was lost."""
+    sampling = Sampling()
+    for _ in range(2):
+        answer = _Answer(sampling)
+        assert answer.silent
+        sampling.extend(GenerateEvent(output_ids=[5, 6]))
+        assert not answer.silent
+        sampling.go_on(given)
 
 
 async def test_what_the_engine_said_before_it_was_silent_is_kept() -> None:

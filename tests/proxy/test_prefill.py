@@ -233,6 +233,35 @@ async def test_another_replica_repeats_all_of_it(serve: Serve, template: ChatTem
     assert verify(stand.pool).damages == []
 
 
+async def test_another_replica_repeats_all_of_it_where_the_call_waits_at_an_engine_whose_update_failed(
+    serve: Serve, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reasoning has come, but nothing of its second engine call, which no abort reaches."""
+    monkeypatch.setattr("proxy.engine.replicas.fleet.CHECK_SECONDS", 0.2)
+    player = Player(f"<think>\nWhat is here?\n</think>\n\n{shell_call('ls')}", template)
+
+    def script(prompt: str, ids: Sequence[int]) -> ScriptedReply:
+        if len(player.prompts) == 1:
+            for engine in stand.replicas:
+                engine.running.clear()
+        return player(prompt, ids)
+
+    stand = await serve(script, replicas=2)
+    asking = asyncio.create_task(stand.chat(user("go"), tools=[SHELL], tool_choice=NAMED))
+    while len(player.prompts) < 2:
+        await asyncio.sleep(0.01)
+    ahead, failed = sorted(stand.replicas, key=lambda engine: engine.calls)
+    ahead.version, failed.version = "v1", "v1-loading"
+    ahead.running.set()
+    answer = await asyncio.wait_for(asking, 30)  # far below engine.silence_seconds
+    assert calls_of(answer) == [("shell", {"command": "ls"})] and (ahead.calls, failed.calls) == (2, 2)
+    broken, whole = stand.recorded()
+    assert str(broken.untrainable).startswith("engine_failed") and whole.untrainable is None
+    reasoning = [(span.version, span.end - span.start) for span in broken.versions]
+    assert reasoning == [("scripted", broken.sampled_count)] and {span.version for span in whole.versions} == {"v1"}
+    assert verify(stand.pool).damages == []
+
+
 async def test_a_call_to_trained_rows(serve: Serve, template: ChatTemplate) -> None:
     from trainer.data.assemble import merge, why_not_trainable
 
