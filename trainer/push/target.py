@@ -128,10 +128,23 @@ class PushTarget:
             if time.monotonic() > end:
                 raise PushFailed(self._restless())
             if self.about.pp_size == 1:
-                self.resume()
-                time.sleep(moment)
+                self._go_on_for(moment)
                 moment = min(2 * moment, LONGEST_MOMENT)
-                self.hold()
+
+    def _go_on_for(self, seconds: float) -> None:
+        """Resume for a moment. An engine whose weights are of no version goes on without its calls.
+
+        They are aborted before. Those that came while it was paused are aborted afterwards, as no abort reaches them
+        before. A call that ends within the moment keeps its tokens, of the loading name.
+        """
+        loading = self.served().endswith(LOADING)
+        if loading:
+            self.abort()
+        self.resume()
+        time.sleep(seconds)
+        self.hold()
+        if loading:
+            self.abort()
 
     def _go_on(self) -> None:
         """Resume an engine whose pause has failed, unless its weights are of no version. If it stays paused, abort its
@@ -206,7 +219,11 @@ class PushTarget:
     def abandon(self) -> None:
         """Abort all calls of an engine that stays paused, so that they can be sampled elsewhere."""
         with suppress(PushFailed):  # an engine that is gone has no calls
-            self.ask("/abort_request", {"abort_all": True})
+            self.abort()
+
+    def abort(self) -> None:
+        """Abort all calls, but for those that came while it is paused."""
+        self.ask("/abort_request", {"abort_all": True})
 
     def load(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Make a request that may take as long as loading weights takes (`push.timeout_seconds`)."""
