@@ -1,8 +1,8 @@
 """Anthropic Messages: reads the request, writes the answer, its events and its errors.
 
-Refused with a sentence: images and documents, hosted tools, edits of the context, prefilled answers. Without effect:
-cache_control (the engine caches every prefix), and what is not read, such as a thinking budget, which the answer's
-header names.
+Refused with a sentence: images and documents, hosted tools, threads, edits of the context,
+prefilled answers. Without effect: cache_control (the engine caches every prefix), and what is not read, such as a
+thinking budget, which the answer's header names.
 """
 
 import uuid
@@ -33,6 +33,8 @@ COUNTING = "/count_tokens"
 """Ends the path of a request that asks for a prompt's length."""
 ROLES = ("user", "assistant", "system")
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+UNTHREADED = "thread_unsupported_request"
+"""The code on which Anthropic's clients send the whole conversation again, without `thread`."""
 KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -105,6 +107,7 @@ class _Request(msgspec.Struct):
     mcp_servers: list[Any] | None = None
     container: Any = None
     cache_control: Any = None
+    thread: Any = None
 
 
 _reader = RequestReader(_Request, "a messages request")
@@ -143,6 +146,9 @@ def read(body: bytes, path: str) -> Call:
 
 
 def _check(request: _Request) -> None:
+    if request.thread is not None:
+        rule = "is not served, because no conversation is kept between requests; send the whole conversation without it"
+        raise CallError(400, UNTHREADED, f"thread {rule}", "thread")
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
     at_least_one({"max_tokens": request.max_tokens})
@@ -330,7 +336,8 @@ def error(problem: CallError) -> dict[str, Any]:
     elif problem.code == "context_length_exceeded":
         message = f"prompt is too long: {problem}"
     kind = KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    details = {"details": {"error_code": UNTHREADED}} if problem.code == UNTHREADED else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def count(tokens: int) -> bytes:

@@ -107,6 +107,31 @@ async def test_anthropics_client_reads_both_alike(serve: Serve) -> None:
     assert len(stand.recorded()) == 2 and counted.input_tokens == whole.usage.input_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_tool_loop_sends_its_whole_history(serve: Serve, stream: bool) -> None:
+    stand = await serve(script)
+
+    @anthropic.beta_async_tool
+    async def shell(command: str) -> str:
+        """Run a command."""
+        return command
+
+    async with anthropic.AsyncAnthropic(base_url=stand.url, api_key="agent") as client:
+        fields: Any = {"model": "m", "max_tokens": 500, "system": "be brief", "messages": [user("list")]}
+        last = await client.beta.messages.tool_runner(**fields, tools=[shell], stream=stream).until_done()
+    first, second = stand.recorded()
+    assert last.content[0].text == "done" and second.follows == first.id
+    assert stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
+async def test_a_thread_is_refused_with_the_code_that_clients_know(serve: Serve) -> None:
+    stand = await serve(script)
+    async with anthropic.AsyncAnthropic(base_url=stand.url, api_key="agent") as client:
+        with pytest.raises(anthropic.types.ThreadUnsupportedRequestError, match="send the whole conversation"):
+            await client.beta.messages.thread(model="m", max_tokens=9).send(user("hi"))
+    assert stand.recorded() == []
+
+
 async def test_a_history_that_ends_with_an_answer_can_be_counted(serve: Serve) -> None:
     stand = await serve(script)
     said: Any = [user("list"), {"role": "assistant", "content": "one two three"}]
@@ -149,6 +174,8 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
