@@ -1,6 +1,6 @@
 """Anthropic Messages: reads the request, writes the answer, its events and its errors.
 
-Refused with a sentence: images and documents, hosted tools, threads, edits of the context,
+Refused with a sentence: images and documents, hosted tools, threads, compactions and other edits of the context,
 prefilled answers. Without effect: cache_control (the engine caches every prefix), and what is not read, such as a
 thinking budget, which the answer's header names.
 """
@@ -107,6 +107,7 @@ class _Request(msgspec.Struct):
     mcp_servers: list[Any] | None = None
     container: Any = None
     cache_control: Any = None
+    compaction: Any = None
     thread: Any = None
 
 
@@ -120,7 +121,8 @@ def read(body: bytes, path: str) -> Call:
     """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
     request, unread = _reader.read(body)
     _check(request)
-    if not path.partition("?")[0].endswith(COUNTING):
+    if not path.partition("?")[0].endswith(COUNTING):  # a count is that of the messages, and asks for no answer
+        refuse_any({"compaction": request.compaction})
         _check_end(request.messages)
     system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
     messages = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]

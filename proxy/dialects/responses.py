@@ -4,8 +4,9 @@ The model sees a namespaced tool as `namespace__name`, and a custom tool as a fu
 grammar is part of the description. Reasoning is sent as reasoning text, and also in `encrypted_content` where the
 client asks for that, since some clients send only this field back.
 Answers are stored unless `store` is false, and later requests may name them (response_items.py beside this).
-Refused with a sentence: conversations, hosted tools, images, files. Without effect, and named in the answer's header:
-web_search, which codex always offers, and every field that is not read.
+Refused with a sentence: conversations, hosted tools, images, files, filling a cache without an answer.
+Without effect, and named in the answer's header: web_search, which codex always offers, and every field that is not
+read.
 """
 
 import time
@@ -62,6 +63,10 @@ class _TextWishes(msgspec.Struct):
     format: dict[str, Any] | None = None
 
 
+class _CacheWishes(msgspec.Struct):
+    prewarm: bool | None = None
+
+
 class _Request(msgspec.Struct):
     input: str | list[Item]
     model: str = ""
@@ -80,6 +85,7 @@ class _Request(msgspec.Struct):
     background: bool | None = None
     prompt: Any = None
     truncation: str | None = None
+    prompt_cache_options: _CacheWishes | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -142,6 +148,8 @@ def _check(request: _Request) -> None:
     refuse_any({"conversation": request.conversation}, "is not stored; use previous_response_id")
     refuse_any({"background": request.background, "prompt": request.prompt})
     refuse_any({"max_tool_calls": request.max_tool_calls})
+    cache = request.prompt_cache_options
+    refuse_any({"prompt_cache_options.prewarm": cache is not None and cache.prewarm})
     if request.truncation not in (None, "disabled"):
         refuse("truncation", f"is {request.truncation!r}; use 'disabled'")
     at_least_one({"max_output_tokens": request.max_output_tokens})

@@ -160,6 +160,16 @@ async def test_thinking_can_be_turned_off_and_its_budget_is_named(serve: Serve) 
     assert "<think>\n\n</think>" in seen.prompts[0] and "<think>" not in seen.prompts[1]
 
 
+async def test_a_compaction_is_refused_but_not_its_count(serve: Serve) -> None:
+    stand = await serve(script)
+    counted, plain = [
+        await stand.ask("/v1/messages/count_tokens", body(user("list"), **fields))
+        for fields in ({"compaction": {"type": "summarize"}}, {})
+    ]
+    refused = await ask(stand, user("list"), compaction={"type": "summarize"})
+    assert counted == plain and refused["status"] == 400 and stand.recorded() == []
+
+
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
@@ -176,6 +186,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
         ({"thread": {"type": "create"}}, "thread"),
         ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"max_tokens": 0}, "max_tokens"),
     ],

@@ -160,6 +160,7 @@ async def test_what_changes_nothing_is_named(serve: Serve) -> None:
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
