@@ -161,7 +161,7 @@ def _check(request: _Request) -> None:
         refuse("thinking.type", f"is {request.thinking.type!r}; use 'enabled', 'adaptive' or 'disabled'")
     refuse_any({"mcp_servers": request.mcp_servers, "container": request.container})
     for i, edit in enumerate((request.context_management or {}).get("edits") or ()):
-        if not isinstance(edit, dict) or edit.get("keep") != "all":
+        if not isinstance(edit, dict) or edit.get("keep") not in ("all", {"type": "all"}):
             refuse(
                 f"context_management.edits[{i}]",
                 "would change the history in the proxy, which is not served; send the history as it should be",

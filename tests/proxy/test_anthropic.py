@@ -160,6 +160,13 @@ async def test_thinking_can_be_turned_off_and_its_budget_is_named(serve: Serve) 
     assert "<think>\n\n</think>" in seen.prompts[0] and "<think>" not in seen.prompts[1]
 
 
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+async def test_an_edit_that_keeps_all_changes_nothing(serve: Serve, keep: Any) -> None:
+    edit = {"type": "clear_thinking_20251015", "keep": keep}
+    answer = await ask(await serve(script), user("list"), context_management={"edits": [edit]})
+    assert answer["content"][0]["thinking"] == "look first"
+
+
 async def test_a_compaction_is_refused_but_not_its_count(serve: Serve) -> None:
     stand = await serve(script)
     counted, plain = [
