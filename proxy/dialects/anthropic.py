@@ -6,7 +6,8 @@ thinking budget, which the answer's header names.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -125,12 +126,11 @@ def read(body: bytes, path: str) -> Call:
         refuse_any({"compaction": request.compaction})
         _check_end(request.messages)
     system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
-    messages = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
     tools = tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
     effort = request.output_config.effort if request.output_config else None
     return Call(
         model=request.model,
-        messages=(*system, *messages),
+        messages=(*system, *_messages(request.messages)),
         tools=tools,
         constraint=_constraint(request, tools),
         max_new_tokens=request.max_tokens,
@@ -197,12 +197,20 @@ def _tool(tool: _Tool, index: int) -> dict[str, Any]:
     return tool_definition(tool.name, tool.description, tool.input_schema)
 
 
-def _messages(message: _Message, where: str) -> list[dict[str, Any]]:
-    """One Anthropic message as messages for the template. Each tool result becomes a message."""
+def _messages(messages: Sequence[_Message]) -> Iterator[dict[str, Any]]:
+    """Messages for the template. Assistant messages in a row become one turn, as in Anthropic's service."""
+    for is_turn, placed in groupby(enumerate(messages), lambda item: item[1].role == "assistant"):
+        if is_turn:
+            yield _assistant(placed)
+        else:
+            for i, message in placed:
+                yield from _said(message, f"messages[{i}]")
+
+
+def _said(message: _Message, where: str) -> list[dict[str, Any]]:
+    """A message that is not the assistant's, for the template. Each tool result becomes a message."""
     if message.role not in ROLES:
         refuse(f"{where}.role", f"is {message.role!r}; use one of {', '.join(ROLES)}")
-    if message.role == "assistant":
-        return [_assistant(message.content, f"{where}.content")]
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: list[dict[str, Any]] = []
@@ -218,18 +226,25 @@ def _messages(message: _Message, where: str) -> list[dict[str, Any]]:
     return [*results, {"role": message.role, "content": text}] if texts or not results else results
 
 
-def _assistant(content: str | list[_Block], where: str) -> dict[str, Any]:
-    blocks = [_Block("text", content)] if isinstance(content, str) else content
+def _assistant(messages: Iterable[tuple[int, _Message]]) -> dict[str, Any]:
+    """One turn of assistant messages, each with its place in the request."""
     values: dict[str, Any] = {"role": "assistant", "content": ""}
     reasoning, calls = "", []
-    for j, block in enumerate(blocks):
+    for where, block in _placed_blocks(messages):
         if block.type == "thinking":
             reasoning += block.thinking or ""
         elif block.type == "tool_use":
             calls.append(tool_call(block.id, block.name or "", block.input or {}))
         else:
-            values["content"] += _text_only(block, f"{where}[{j}]").text or ""
+            values["content"] += _text_only(block, where).text or ""
     return values | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _placed_blocks(messages: Iterable[tuple[int, _Message]]) -> Iterator[tuple[str, _Block]]:
+    """The blocks of messages, each with its place in the request."""
+    for i, message in messages:
+        blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
+        yield from ((f"messages[{i}].content[{j}]", block) for j, block in enumerate(blocks))
 
 
 def _joined(content: str | list[_Block], where: str, glue: str) -> str:

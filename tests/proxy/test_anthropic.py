@@ -46,6 +46,24 @@ async def test_the_second_turn_continues_with_recorded_ids(serve: Serve) -> None
     assert second.follows == first.id and stand.path(1)[: len(stand.path(0))] == stand.path(0)
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3])
+async def test_assistant_messages_in_a_row_are_one_turn(serve: Serve, cut: int) -> None:
+    stand = await serve(script)
+    content = (await ask(stand, user("list")))["content"]
+    split = [{"role": "assistant", "content": part} for part in (content[:cut], content[cut:])]
+    await ask(stand, user("list"), *split, results(content))
+    first, second = stand.recorded()
+    assert second.follows == first.id and stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
+async def test_a_text_and_a_call_in_a_row_are_one_turn(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "done" if "<tool_response>" in prompt else "I look.\n" + shell_call("ls"))
+    text, call = (await ask(stand, user("list")))["content"]
+    split = [{"role": "assistant", "content": part} for part in (text["text"], [call])]
+    await ask(stand, user("list"), *split, results([call]))
+    assert stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
 async def test_a_word_of_the_user_behind_the_results_is_a_turn_of_its_own(serve: Serve) -> None:
     seen = Seen(lambda prompt, ids: shell_call("ls") + shell_call("pwd"))
     stand = await serve(seen)
