@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from proxy.parsing.formats import choose
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.prompt_variations import TOOLS_IN_USER
+from proxy.prompt.system_messages import KEPT, WAYS, SystemWay, arranged
 
 PROBE = "blackforgeprobe"
 """A word that no template contains."""
@@ -77,11 +78,15 @@ class ChatTemplate:
         """The format in which the template writes calls; the model samples them in `form`."""
         self._calls: tuple[str | None, bool] = "", False
         self._calls_of_text = True
+        self._system = WAYS[0]
         self._calls = self._way_of_calls()
         self._calls_of_text = self._shows({"content": self._calls[0], "tool_calls": [_call("ls", f"no {PROBE}")]})
         """Whether the template shows a call whose arguments are no JSON, as other systems' histories have them."""
         self.takes_system = self._shows({"content": "said"}, system=PROBE)
         """Whether the template shows a system prompt."""
+        self._system = self._way_of_system()
+        self.keeps_later_system = self._system.later == KEPT
+        """Whether the template itself shows system messages behind other messages."""
         self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
         """Whether the template reads a turn's `reasoning_content`; others see reasoning only as part of the content."""
         self.tool_formats = self._tool_formats()
@@ -103,6 +108,21 @@ class ChatTemplate:
             if self._shows({"content": content, "tool_calls": [_call(PROBE, arguments)]}):
                 return self._calls
         return "", False
+
+    def _way_of_system(self) -> SystemWay:
+        """The first way in which the template shows all system messages, in front and later; as sent if none does."""
+        system = [{"role": "system", "content": f"{PROBE}{number}"} for number in range(4)]
+        user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": "said"}
+        messages = [*system[:2], user, system[2], turn, system[3], user]
+        for way in WAYS:
+            self._system = way
+            try:
+                text = self.render(messages, ())
+            except TemplateError:
+                continue
+            if all(message["content"] in text for message in system):
+                return way
+        return WAYS[0]
 
     def _shows(self, turn: dict[str, Any], system: str = "") -> bool:
         """Whether the template shows PROBE when this is the last turn, or the system prompt."""
@@ -162,13 +182,15 @@ class ChatTemplate:
         """Render the prompt up to where the assistant's turn begins; TemplateError when the template refuses it.
 
         Tool-call arguments are parsed objects, or text that is no JSON object. A call of the latter kind becomes part
-        of its message's text where the template has no way to show it.
+        of its message's text where the template has no way to show it. System messages that the template would not show
+        stand in other places (system_messages.py beside this).
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         values = {**self._variables, "add_generation_prompt": True, **options}
         if THINKING in options and THINKING not in self._arguments:
             values.setdefault(THINKING_TOO, options[THINKING])
         content, as_text = self._calls
+        messages = arranged(messages, self._system)
         if not self._calls_of_text:
             messages = [_with_calls_in_words(message) for message in messages]
         if as_text:

@@ -46,6 +46,8 @@ class Separators:
         self._answers: dict[str, set[str]] = defaultdict(set)
         """Place -> separators behind which the model answers."""
         for letters in CONVERSATIONS:
+            if "s" in letters[1:] and not template.keeps_later_system:
+                continue  # such a message reads as its neighbour's text or a user's, and its separator is no mark
             for thought in THOUGHTS:
                 self._learn(letters, thought)
         self.escapes_results = (
