@@ -144,6 +144,8 @@ class Reply:
     sampled_tokens: int
     cached_tokens: int
     """Tokens of the prompt that the engine did not compute again."""
+    reasoning_tokens: int | None = None
+    """Those of the sampled tokens that are reasoning, its marks among them; None where that is not known."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """The tokens of the content, where the call asks for them. A token without a recorded logprob is left out."""
 

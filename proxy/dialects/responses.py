@@ -381,7 +381,11 @@ def _begun_response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
 
 def usage(answer: Reply) -> dict[str, Any]:
     """The answer's token counts."""
-    tokens = {"input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": answer.cached_tokens}}
-    tokens |= {"output_tokens": answer.sampled_tokens, "total_tokens": answer.prompt_tokens + answer.sampled_tokens}
-    # Tokens of reasoning are not counted apart from text, so they are known only where there are none.
-    return tokens if answer.reasoning else tokens | {"output_tokens_details": {"reasoning_tokens": 0}}
+    known = answer.reasoning_tokens if answer.reasoning else 0  # None, sent as null, where nothing tells the number
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},  # none are charged
+        "output_tokens": answer.sampled_tokens,
+        "output_tokens_details": {"reasoning_tokens": known},
+        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+    }

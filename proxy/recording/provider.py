@@ -126,6 +126,7 @@ class ProviderTurn(Turn):
             tool_calls=calls,
             finish_reason=CUT if self.sampling.finish == CUT else "tool_calls" if calls else "stop",
             prompt_tokens=usage.get("prompt_tokens") or len(self.prompt.ids),
+            reasoning_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
             sampled_tokens=len(self.template.encode(answer.text)) if sampled is None else sampled,
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
             stop_sequence=None,

@@ -257,10 +257,23 @@ class Turn:
             finish_reason="length" if self.sampling.finish in CUT_FINISH_REASONS else "tool_calls" if calls else "stop",
             prompt_tokens=len(self.prompt.ids),
             sampled_tokens=len(self.sampling.ids),
+            reasoning_tokens=self._reasoning_tokens(),
             cached_tokens=self.sampling.cached_tokens if self._cached_tokens is None else self._cached_tokens,
             stop_sequence=stops[min(stops)] if stops else None,
             logprobs=tuple(token for piece in self._pieces if isinstance(piece, Text) for token in piece.tokens),
         )
+
+    def _reasoning_tokens(self) -> int | None:
+        """The sampled tokens up to the one that ends the reasoning; None where that mark was spelled in several."""
+        if not any(isinstance(piece, Reasoning) for piece in self._pieces):
+            return 0
+        mark, ids = self.template.form.think[1], self.sampling.ids
+        if mark not in self._decoded[: self._parsed]:
+            return sum(id not in self.template.ends for id in ids)
+        end = self.template.tokenizer.token_to_id(mark)
+        if end is None or ids.count(end) != self._decoded.count(mark):
+            return None
+        return ids.index(end) + 1
 
     def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
         """The answer that was recorded for this request: its pieces, and the whole with its own call ids."""

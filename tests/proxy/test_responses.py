@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from proxy.engine.scripted import Fault, ScriptedReply
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 
 TOOL: dict[str, Any] = {"type": "function", **SHELL["function"], "strict": False}  # type: ignore[dict-item]
@@ -104,6 +105,32 @@ async def test_the_model_reads_namespaces_and_grammars(serve: Serve) -> None:
     await ask(await serve(seen), QUESTION, instructions="be brief")
     assert '"name": "crew__spawn"' in seen.prompts[0] and "start: LINE" in seen.prompts[0]
     assert "be brief" in seen.prompts[0] and "web_search" not in seen.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("turn", "end", "expected"),
+    [
+        ("<think>\nlook first\n</think>\n\nI look.", True, "<think>\nlook first\n</think>"),
+        ("<think>\nlook first", False, "<think>\nlook first"),
+        ("I look.", True, ""),
+    ],
+)
+async def test_the_tokens_of_reasoning_are_counted(
+    serve: Serve, template: ChatTemplate, turn: str, end: bool, expected: str
+) -> None:
+    stand = await serve(lambda prompt, ids: ScriptedReply(turn, end=end))
+    async with openai.AsyncOpenAI(base_url=f"{stand.url}/v1", api_key="agent", max_retries=0) as client:
+        usage = (await client.responses.create(model="m", input="list")).usage
+    assert usage is not None and usage.output_tokens_details.reasoning_tokens == len(template.encode(expected))
+    assert usage.to_dict()["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
+
+
+async def test_tokens_of_reasoning_whose_end_was_spelled_are_not_guessed(serve: Serve, template: ChatTemplate) -> None:
+    spelled = [token for text in ("<think>", "hm", "</thi", "nk>", "yes") for token in template.encode(text)]
+    stand = await serve(lambda prompt, ids: ScriptedReply("", ids=tuple(spelled)))
+    answer = await ask(stand, QUESTION)
+    assert answer["output"][0]["type"] == "reasoning" and answer["output"][1]["content"][0]["text"] == "yes"
+    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": None}
 
 
 async def test_the_events_of_a_stream(serve: Serve) -> None:
