@@ -46,6 +46,8 @@ SAMPLING_NAMES = {
     name: f"generationConfig.{camel_case(name)}"
     for name in ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 }
+DATA, NAMED = ("default", "example", "examples", "enum", "const"), ("properties", "defs", "$defs")
+"""Keywords of schemas that hold values, and those that hold schemas by names."""
 STOPS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 KINDS = {
     400: "INVALID_ARGUMENT",
@@ -276,17 +278,20 @@ def _tools(request: _Request) -> list[dict[str, Any]]:
 
 def _json_schema(schema: Any, names: bool = False) -> Any:
     """Google's schema as JSON schema, with keywords in camel case and type names in lower case. `names`: the keys are
-    names of properties."""
+    names, of properties or definitions."""
     if isinstance(schema, list):
         return [_json_schema(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        (key if names else camel_case(key)): value.lower()
-        if key == "type" and isinstance(value, str) and not names
-        else _json_schema(value, key == "properties" and not names)
-        for key, value in schema.items()
-    }
+    if names:
+        return {name: _json_schema(value) for name, value in schema.items()}
+    return {camel_case(key): _of_keyword(key, value) for key, value in schema.items()}
+
+
+def _of_keyword(key: str, value: Any) -> Any:
+    if key in DATA:
+        return value
+    return value.lower() if key == "type" and isinstance(value, str) else _json_schema(value, key in NAMED)
 
 
 def _messages(contents: list[_Content]) -> list[dict[str, Any]]:

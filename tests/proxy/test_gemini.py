@@ -189,3 +189,18 @@ async def test_a_stream_that_fails_breaks_off_behind_its_error(serve: Serve) -> 
     assert last["error"]["code"] == 502 and stand.recorded()[0].finish_reason == "error"
     async with stand.http.get(f"{stand.url}/metrics") as metrics:
         assert 'failures_total{kind="engine_died"} 1.0\n' in await metrics.text()
+
+
+async def test_keywords_of_schemas_change_and_values_do_not(serve: Serve) -> None:
+    values = {"default": {"max_items": 3}, "example": {"type": "A"}, "enum": [{"min_items": 1}], "const": {"any_of": 1}}
+    named = {"default": {"type": "STRING"}, "max_items": {"type": "ARRAY", "max_items": 3, **values}}
+    schema = {"type": "OBJECT", "properties": named, "$defs": {"any_of": {"any_of": [{"type": "STRING"}]}}}
+    seen = Seen(script)
+    tools = [{"functionDeclarations": [{"name": "shell", "parameters": schema}]}]
+    await (await serve(seen)).ask(PATH, {**body(content("hi")), "tools": tools})
+    [shown] = [line for line in seen.prompts[0].splitlines() if line.startswith('{"type": "function"')]
+    assert msgspec.json.decode(shown)["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"default": {"type": "string"}, "max_items": {"type": "array", "maxItems": 3, **values}},
+        "$defs": {"any_of": {"anyOf": [{"type": "string"}]}},
+    }
