@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.call import CallError, internal_error
 from proxy.config import ProxyConfig, engine_urls
-from proxy.dialects import chat_completions
+from proxy.dialects import chat_completions, gemini
 from proxy.dialects.base import CountingDialect, Dialect
 from proxy.engine.moe_config import read_mixture
 from proxy.engine.replicas.fleet import Fleet, Weights
@@ -29,7 +29,7 @@ from proxy.http.error_pages import GatewayRunner, error_response
 from proxy.http.limits import LIMITS, RequestLimits
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.refused_keys import CODES, RefusedKeys, source_of
-from proxy.http.routes import ANY_PREFIX, COUNTING, DIALECTS, served_routes
+from proxy.http.routes import ANY_PREFIX, COUNTING, DIALECTS, MODEL, served_routes
 from proxy.pool.audit import AuditLog
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
@@ -115,6 +115,7 @@ class Gateway:
             *(_add_post(app, path, self._complete_in(dialect)) for path, dialect in DIALECTS.items()),
             *(_add_post(app, path, self._count_in(dialect)) for path, dialect in COUNTING.items()),
             app.router.add_get(ANY_PREFIX + "models", self._models),
+            app.router.add_get(ANY_PREFIX + MODEL, self._describe_model),
             app.router.add_get(ANY_PREFIX + "responses/{id}", self._retrieve),
             app.router.add_delete(ANY_PREFIX + "responses/{id}", self._delete),
             app.router.add_get(ANY_PREFIX + "responses/{id}/input_items", self._input_items),
@@ -252,6 +253,16 @@ class Gateway:
         """Name the model."""
         await self._sessions.admit(request)
         return web.json_response(chat_completions.models(self.model))
+
+    async def _describe_model(self, request: web.Request) -> web.Response:
+        """Describe the model by the name that the path gives it, as completions take any; to Google's clients as Google
+        does."""
+        await self._sessions.admit(request)
+        name, prefix = request.match_info["model"], request.match_info["prefix"]
+        if "x-goog-api-key" in request.headers or "key" in request.query or prefix.endswith("v1beta/"):
+            most_sampled = self.config.sampling.max_new_tokens
+            return web.json_response(gemini.model(name, self.settings.context_length, most_sampled))
+        return web.json_response(chat_completions.model(name))
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         """Give a stored response again."""

@@ -299,7 +299,12 @@ def _logprobs(call: Call, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | No
 
 def models(name: str) -> dict[str, Any]:
     """The answer of GET /v1/models."""
-    return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "blackforge"}]}
+    return {"object": "list", "data": [model(name)]}
+
+
+def model(name: str) -> dict[str, Any]:
+    """The answer of GET /v1/models/NAME."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "blackforge"}
 
 
 def _id() -> str:

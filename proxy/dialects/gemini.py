@@ -424,6 +424,16 @@ def count(tokens: int) -> bytes:
     return msgspec.json.encode({"totalTokens": tokens})
 
 
+def model(name: str, context_length: int, most_sampled: int | None) -> dict[str, Any]:
+    """The answer of GET /v1beta/models/NAME. `most_sampled`: the most tokens of an answer, if that is configured."""
+    return {
+        "name": f"models/{name}",
+        "inputTokenLimit": context_length,
+        "outputTokenLimit": min(context_length, most_sampled or context_length),
+        "supportedGenerationMethods": ["generateContent", STREAMED, "countTokens"],
+    }
+
+
 def _final_chunk(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
     ends = [{"finishReason": STOPS[answer.finish_reason]} | _average(answer.logprobs) for answer in answers]
     chunk = _chunk(call, id, [_candidate(i, parts[i]) | end for i, end in enumerate(ends)])

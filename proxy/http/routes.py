@@ -13,6 +13,8 @@ DIALECTS: dict[str, Dialect] = {
     "models/{model:.+}:streamGenerateContent": gemini,
 }
 """The path below the base URL -> its dialect. The first that fits counts: chat/completions goes before completions."""
+MODEL = r"models/{model:(?!.*:(?:generateContent|streamGenerateContent|countTokens)$).+}"
+"""The path of one model, whose name may contain slashes and colons; not those of Gemini's calls."""
 COUNTING: dict[str, CountingDialect] = {"messages/count_tokens": anthropic, "models/{model:.+}:countTokens": gemini}
 """The same for the routes that count a prompt's tokens."""
 
@@ -26,4 +28,4 @@ def dialect_of(path: str) -> Dialect:
 def served_routes() -> str:
     """All model routes, for error messages."""
     served = ", ".join(f"POST .../{path.replace(':.+', '')}" for path in [*DIALECTS, *COUNTING])
-    return f"{served}, GET .../models, GET and DELETE .../responses/{{id}}"
+    return f"{served}, GET .../models and .../models/{{model}}, GET and DELETE .../responses/{{id}}"

@@ -35,8 +35,9 @@ CALLS: dict[str, Any] = {
     "/v1beta/models/m:streamGenerateContent?alt=sse": {"contents": [{"parts": [{"text": "hi"}]}]},
     "/v1beta/models/m:countTokens": {"contents": [{"parts": [{"text": "hi"}]}]},
     "/v1/models": None,
+    "/v1/models/m": None,
 }
-RECORDED = [path for path in CALLS if "count" not in path and path != "/v1/models"]
+RECORDED = [path for path in CALLS if "count" not in path and CALLS[path] is not None]
 
 
 def attempts(pool: Pool) -> Iterator[tuple[Attempt, str]]:

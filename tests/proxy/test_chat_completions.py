@@ -127,7 +127,10 @@ async def test_any_prefix_and_a_key_in_the_path(serve: Serve) -> None:
 async def test_models_and_health_name_the_model(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: "ok")
     async with stand.http.get(f"{stand.url}/v1/models") as answer:
-        assert (await answer.json())["data"][0]["id"] == "tiny"
+        listed = (await answer.json())["data"]
+    assert listed[0]["id"] == "tiny"
+    async with stand.http.get(f"{stand.url}/v1/models/tiny") as answer:
+        assert await answer.json() == listed[0]
     async with stand.http.get(f"{stand.url}/health") as answer:
         health = await answer.json()
     assert health["engine"]["ok"] and health["pool"] == stand.pool.url

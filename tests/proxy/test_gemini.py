@@ -4,6 +4,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import openai
 import pytest
 
 from proxy.dialects import gemini
@@ -204,3 +205,30 @@ async def test_keywords_of_schemas_change_and_values_do_not(serve: Serve) -> Non
         "properties": {"default": {"type": "string"}, "max_items": {"type": "array", "maxItems": 3, **values}},
         "$defs": {"any_of": {"anyOf": [{"type": "string"}]}},
     }
+
+
+MODEL = {"inputTokenLimit": 40960, "outputTokenLimit": 99}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1beta/models/org/tiny:8b", {}),
+        ("/v1beta/models/org%2Ftiny:8b", {}),
+        ("/models/org/tiny:8b?key=agent", {}),
+        ("/v1/models/org/tiny:8b", {"x-goog-api-key": "agent"}),
+    ],
+)
+async def test_a_model_is_described_under_any_name(serve: Serve, path: str, headers: dict[str, str]) -> None:
+    """LlamaIndex and google-genai's `models.get` ask for it before the first call."""
+    stand = await serve(script, max_new_tokens=99)
+    async with stand.http.get(f"{stand.url}{path}", headers=headers) as answer:
+        described = await answer.json()
+    assert described | MODEL == described and described["name"] == "models/org/tiny:8b"
+    assert "generateContent" in described["supportedGenerationMethods"]
+
+
+async def test_openais_client_retrieves_a_model(serve: Serve) -> None:
+    stand = await serve(script)
+    async with openai.AsyncOpenAI(base_url=f"{stand.url}/v1", api_key="agent", max_retries=0) as client:
+        assert (await client.models.retrieve("org/tiny")).id == "org/tiny"

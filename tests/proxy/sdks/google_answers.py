@@ -33,6 +33,7 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "limit": client.models.get(model="tiny").input_token_limit,
                 "parsed": isinstance(whole.parsed, Title) and whole.parsed.title,
                 "whole": chosen(whole),
                 "streamed": [token for part in parts for token in chosen(part)],

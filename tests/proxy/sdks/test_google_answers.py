@@ -1,4 +1,4 @@
-"""google-genai's own client parses an answer of a schema and reads logprobs, streamed and not."""
+"""google-genai's own client parses an answer of a schema, reads logprobs, streamed and not, and gets the model."""
 
 import asyncio
 from pathlib import Path
@@ -20,6 +20,7 @@ async def test_its_client_reads_schemas_and_logprobs(serve: Serve) -> None:
     running = await asyncio.create_subprocess_exec(str(python), str(script), stand.url, stdout=asyncio.subprocess.PIPE)
     answer = msgspec.json.decode((await running.communicate())[0])
     assert answer["parsed"] == "hello" and answer["average"] == 0
+    assert answer["limit"] == 40960
     assert "".join(token for token, _, _ in answer["whole"]) == '{"title": "hello"}'
     assert answer["whole"] == answer["streamed"] and all(rest == [0, 1] for _, *rest in answer["whole"])
     assert [row.misfit for row in stand.recorded()] == ["", ""]
