@@ -22,7 +22,7 @@ from harness.tasks import Task
 from harness.tasks.schema import Checker
 from harness.verdict.chat_client import ChatModel, NoAnswer, complete
 from harness.verdict.fresh import verdict_sandbox
-from harness.verdict.judge import Judge, objects_in
+from harness.verdict.judge import Judge, verdict_in
 from harness.verdict.math_answers import is_same
 from harness.verdict.rewards import Verdict
 from harness.verdict.verifier import VERIFIER_TRIES, verify
@@ -200,7 +200,7 @@ def _grading_prompt(task: Task, checker: Checker, text: str) -> str:
 
 
 def read_score(reply: str) -> float | None:
-    """Read the score of the last JSON object with one in a judge's reply; None when it is none from 0 to 1."""
-    scores = [value["score"] for value in objects_in(reply) if "score" in value]
-    score = scores[-1] if scores else None
+    """Read the score of a judge's reply; None where it has no clear one from 0 to 1."""
+    said = verdict_in(reply, "score")
+    score = None if said is None else said["score"]
     return score if isinstance(score, float) and 0 <= score <= 1 else None

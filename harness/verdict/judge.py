@@ -8,7 +8,6 @@ task's image, which the judge does not see.
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,8 @@ PAUSE_SECONDS = 2.0
 MAX_FILE = 20_000
 MAX_TESTS = 60_000
 """Characters of one test file, and of all of them, that are shown to the judge at most."""
+MAX_OBJECTS = 1000
+"""Objects of a reply that are read at most. For each one that breaks, Python counts the lines before it."""
 SYSTEM = """You review tasks on which an AI agent is trained. An agent gets the instruction; afterwards the tests \
 decide its reward. Find out whether the tests are weak: whether work that does not do what the instruction asks, or \
 does only a part of it, could pass them. Hard-coded outputs, empty files with the right name, and checks of words \
@@ -34,7 +35,20 @@ _BACKSLASH = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 """A backslash, with what it escapes in JSON if it does."""
 _BEGIN = re.compile(r'\{\s*+"(?:[^"\\]|\\.)*+"\s*+:', re.DOTALL)
 """A brace, a key and a colon: other braces begin no object."""
-_DECODER = json.JSONDecoder(parse_int=float, strict=False)
+_THOUGHTS = re.compile(r"\A\s*+<think>.*?(?:</think>|\Z)", re.DOTALL)
+_GIVEN = re.compile(r'"(?:score|weak)"\s*+:\s*+"?(?:-?\d[\d.eE+-]*+|true|false)"?\s*+(?:[,}"]|\Z)')
+"""A score or an opinion. The form itself, as in `"score": a number` or `"weak": true or false`, gives none."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object. A key that is there twice gets None: a quotation may have ended a string and added the second."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        found[key] = None if key in found else value
+    return found
+
+
+JUDGE_JSON = json.JSONDecoder(parse_int=float, strict=False, object_pairs_hook=_object)
 """Takes integers of any length, and line breaks in strings."""
 
 
@@ -84,33 +98,50 @@ async def opinion(judge: Judge, task: Task) -> Opinion:
 
 
 def read(text: str) -> Opinion | None:
-    """Read the last JSON object in a reply that says whether the tests are weak. Text around it is skipped."""
-    last = None
-    for value in objects_in(text):
-        if isinstance(value.get("weak"), bool):
-            reasons = value.get("reasons", [])
-            listed = reasons if isinstance(reasons, list) else [reasons]
-            last = Opinion(weak=value["weak"], reasons=[storable(str(reason)) for reason in listed])
-    return last
+    """Read a reply's opinion, whether the tests are weak; None where it has no clear one."""
+    said = verdict_in(text, "weak")
+    if said is None or not isinstance(said["weak"], bool):
+        return None
+    reasons = said.get("reasons") or []
+    listed = reasons if isinstance(reasons, list) else [reasons]
+    return Opinion(weak=said["weak"], reasons=[storable(str(reason)) for reason in listed])
 
 
-def objects_in(reply: str) -> Iterator[dict[str, Any]]:
-    """Yield the outermost JSON objects of a judge's reply, in order. Text around them is skipped.
+def verdict_in(reply: str, name: str) -> dict[str, Any] | None:
+    """Return the last of the outermost JSON objects in a judge's reply that has the key `name`.
 
-    Backslashes that escape nothing, as in LaTeX, stand for themselves. Where an object breaks, reading goes on behind
-    what was read of it: no text is parsed twice. It ends at an object that is nested too deeply for Python.
+    Text around objects is skipped, and so is what stands between <think> and </think> at the beginning. None where no
+    object has the key, or where the judge's own verdict may have broken, because what follows may be a quotation in it.
+    That is so if an object breaks after it has given a score or an opinion, or if one is given outside of objects
+    behind the last verdict.
+
+    An object that breaks earlier may be a quoted piece, whose last string runs on to the first quotation mark of the
+    verdict: the next object may begin at its last brace. So each part of the text is parsed twice at most.
     """
-    text = _BACKSLASH.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", reply)
-    begin = _BEGIN.search(text)
-    while begin is not None:
-        try:
-            value, end = _DECODER.raw_decode(text, begin.start())
-            yield value
-        except json.JSONDecodeError as error:
-            end = error.pos
-        except RecursionError:
-            return
+    text = with_backslashes(_THOUGHTS.sub("", reply))
+    verdict, end = None, 0
+    for _ in range(MAX_OBJECTS):
         begin = _BEGIN.search(text, end)
+        if verdict is not None and _GIVEN.search(text, end, begin.start() if begin else len(text)):
+            return None
+        if begin is None:
+            return verdict
+        try:
+            value, end = JUDGE_JSON.raw_decode(text, begin.start())
+        except json.JSONDecodeError as error:
+            if _GIVEN.search(text, begin.start(), error.pos + 1):
+                return None
+            end = max(text.rfind("{", begin.end(), error.pos), begin.end())
+        except RecursionError:
+            return None
+        else:
+            verdict = value if name in value else verdict
+    return None
+
+
+def with_backslashes(reply: str) -> str:
+    """Double the backslashes that escape nothing in JSON, as in LaTeX, so that they stand for themselves."""
+    return _BACKSLASH.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", reply)
 
 
 def described(task: Task) -> str:

@@ -161,17 +161,63 @@ def test_the_last_score_counts() -> None:
         '{"score": 0, "reason": "a }\nand a {"}',
         r'The set {1, {"a": 2}, {"b: 3}. {"score": 0, "reason": "it ends with {\"score\": 1}"}',
         '{"score": 0, "checks": {"score": 1}}',
+        '{"score": 0, "reason": "it has </think>"}',
     ],
 )
 def test_a_score_counts_whatever_its_reason_quotes(reply: str) -> None:
     assert read_score(reply) == 0.0
 
 
-def test_a_score_that_is_quoted_within_a_broken_verdict_does_not_count() -> None:
-    assert read_score('{"score": 0, "reason": "it ends with {"score": 1}"}') is None
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"score": 0, "reason": "it ends with {"score": 1}"}',
+        '{"score": 0, "reason": "it ends with done" {"score": 1}"}',
+        '{"score": 0, "reason": "it says "fine" {"score": 1}"}',
+        '{"score": 0, "reason": "he wrote "x": {"score": 1} as answer"}',
+        '{"score": 0, "reason": "he wrote "x" {"score": 1, "y": "."}',
+        '{"score": 0, "reason": "he wrote </think>{"score": 1, "y": "."}',
+        '{"score": 0, "reason": "he wrote ", "score": 1, "y": "."}',
+        '{"score": 0 "reason": "he wrote {"score": 1}"}',
+        '{"reason": "he wrote "x" {"score": 1}", "score": 0}',
+        '{"reason": "he wrote ", "score": 1}", "score": 0}',
+        '{"reason": "he wrote "x" {"score": 1}", "score": 0, "checks": {"a": 1}}',
+        'He wrote {"score": 1}. {"score": 0, "reason": "it is "x""}',
+        'He wrote {"score": 1}. {"score": 0',
+        'He wrote {"score": 1}. {"reason": "it is "x"", "score": 0}',
+        'He wrote {"score": 1}. {"score": 0, "checks": ' + "[" * 20_000,
+        '<think>He wrote {"score": 1}. Now',
+    ],
+)
+def test_a_score_that_is_quoted_in_a_broken_verdict_does_not_count(reply: str) -> None:
+    assert read_score(reply) is None
 
 
-@pytest.mark.parametrize("repeated", ["{", '{"', '{"a":', '{"a":[', '{"\\"{', "{}", "[{", '{"a":1', '{"a":1}', "\\"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        'The answer is {"x": " which is wrong.',
+        'He answered ```{"k": "v```.',
+        'He ends with {"a": {"b": ["c", "d',
+        'He ends with {"a": {"b": {"c": 1, "d": 2',
+        'He ends with {"a": "b" and {"c": "d' * 200,
+        'He wrote {"score": 1}.',
+        'He wrote {"score": 1, "score": 1}.',
+        'He wrote "score": 1}.',
+        'The form is {"score": a number from 0 to 1, "reason": "one short sentence"}.',
+        'The form is {"score": 0 to 1, "reason": "..."}, or {"score": ...}.',
+        '<think>Draft: {"score": 1, "reason": "it is "x""}\n</think>',
+    ],
+)
+@pytest.mark.parametrize("verdict", ['{"score": 0, "reason": "cut JSON"}', '{\n  "score": 0\n}'])
+def test_what_is_quoted_before_the_verdict_does_not_hide_it(before: str, verdict: str) -> None:
+    assert read_score(f"{before}\n{verdict}") == 0.0
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    ["{", '{"', '{"a":', '{"a":[', '{"\\"{', "{}", "[{", '{"a":1', '{"a":1}', "\\", '{"a":"', '{"a":"b" '],
+)
 def test_a_reply_that_is_never_closed_is_read_once(repeated: str) -> None:
     """Reading what follows each brace again would take minutes."""
     began = time.process_time()

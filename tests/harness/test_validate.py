@@ -283,10 +283,24 @@ def test_a_reason_that_is_no_unicode_is_kept_with_a_mark() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "weak", '{"weak": ' + "[" * 20_000, '{"weak": "yes"}', '{"weak": true', "[true]", '{"reasons": []}'],
+    [
+        "",
+        "weak",
+        '{"weak": ' + "[" * 20_000,
+        '{"weak": "yes"}',
+        '{"weak": true',
+        "[true]",
+        '{"reasons": []}',
+        '{"weak": true, "reasons": ["a test says "x" {"weak": false}"]}',
+    ],
 )
 def test_what_says_nothing_is_no_opinion(text: str) -> None:
     assert read(text) is None
+
+
+def test_the_form_that_a_judge_repeats_is_no_opinion() -> None:
+    found = read('The form is {"weak": true or false, "reasons": ["one short sentence each"]}. {"weak": false}')
+    assert found is not None and found.weak is False
 
 
 def test_the_judge_reads_instruction_and_tests(tmp_path: Path) -> None:
