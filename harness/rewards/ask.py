@@ -5,15 +5,16 @@ takes seconds; reward models by a POST to /classify. Left out: several questions
 """
 
 import asyncio
-import json
 import math
 import os
+import re
 from importlib import import_module
 from typing import Any
 
 import aiohttp
 
 from harness.rewards.judge_file import JudgeModel
+from harness.verdict.judge import JUDGE_JSON, with_backslashes
 from proxy.pool.errors import UserError
 from proxy.pool.schema import storable
 
@@ -22,6 +23,7 @@ PAUSE_SECONDS = 2.0
 """Pause before the second try; each further pause is four times as long."""
 SECONDS = 300.0
 MAX_TEXT = 300
+_ANSWER = re.compile(r"(?:\A|</think>)\s*+(?=\{|```)")
 
 
 class NoScore(Exception):
@@ -46,23 +48,27 @@ async def ask(model: JudgeModel, key: str, messages: list[dict[str, str]]) -> tu
 def read_answer(text: str) -> tuple[float, str] | None:
     """Read {"score": 0 to 1, "reason": "..."}, alone or in one code fence. Anything else, or more, is no answer.
 
-    Reasoning that a model writes before its answer, up to </think>, is skipped.
+    Reasoning that a model writes before its answer is skipped: up to the first </think> that an object follows. An
+    answer that begins the text has none before it, so what its reason quotes is not taken for the answer.
     """
-    text = text.rpartition("</think>")[2].strip()
+    begin = _ANSWER.search(text)
+    if begin is None:
+        return None
+    text = text[begin.end() :].strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
         text = text.partition("\n")[2][:-3]
     try:
-        answer = json.loads(text)
+        answer = JUDGE_JSON.decode(with_backslashes(text))
     except (ValueError, RecursionError):
         return None
     if not isinstance(answer, dict) or not {"score"} <= answer.keys() <= {"score", "reason"}:
         return None
     score = answer["score"]
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+    if not isinstance(score, float) or not 0 <= score <= 1:
         return None
-    reason = str(answer.get("reason", ""))[:MAX_TEXT]
+    reason = str(answer.get("reason") or "")[:MAX_TEXT]
     # A reason may quote an agent's lone surrogates. They are replaced, as refusing the answer would spare that agent.
-    return float(score), storable(reason)
+    return score, storable(reason)
 
 
 async def _answered(model: JudgeModel, key: str, messages: list[dict[str, str]]) -> tuple[float, str]:

@@ -44,6 +44,12 @@ def facts(text: str, reward: float | None = 1.0) -> RolloutFacts:
     [
         ('{"score": 0.25, "reason": "some"}', 0.25),
         ('<think>\n{"score": 1}\n</think>\n```json\n{"score": 0}\n```', 0.0),
+        ('Thoughts.</think>{"score": 0, "reason": "it has </think>"}', 0.0),
+        ('{"score": 0, "reason": "it has </think>"}', 0.0),
+        ('{"score": 0, "reason": "it has </think>{"score": 1, "reason": "."}', None),
+        ('{"score": 0, "reason": "it wrote ", "score": 1}', None),
+        (r'{"score": 0, "reason": "\sqrt{2} is wrong"}', 0.0),
+        ('{"score": 0, "reason": "it has\ntwo lines"}', 0.0),
         ('Sure: {"score": 1}', None),
         ('{"score": 1} {"score": 0}', None),
         ('{"score": 1, "override": true}', None),
