@@ -24,7 +24,7 @@ from tests.conftest import need
 from tests.trainer.make import make_push
 from trainer.config import Push
 from trainer.push.push import push, push_again
-from trainer.push.target import PushTarget
+from trainer.push.target import PushFailed, PushTarget
 from trainer.push.weights import Bucket, Weights
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -144,6 +144,19 @@ def test_an_engine_of_two_tensor_ranks_gets_the_same_weights_by_every_way(
     assert [len(shards) for shards in sums] == [2] * 6
 
 
+def flush(engine: Sglang, seconds: float = 60) -> None:
+    """Flush an engine's cache as soon as it does not refuse, which it does while it copies from it."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            PushTarget(engine.url, Push()).ask("/flush_cache", {})
+            return
+        except PushFailed:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.1)
+
+
 def test_no_cache_of_the_old_weights_outlives_a_push(storing: Sglang, models: list[Weights]) -> None:
     engine = storing
     prompt = np.random.default_rng(0).integers(10, 1900, 600).tolist()
@@ -152,7 +165,7 @@ def test_no_cache_of_the_old_weights_outlives_a_push(storing: Sglang, models: li
         return generate(engine, prompt)["cached_tokens_details"] or {}
 
     cached()
-    PushTarget(engine.url, Push()).ask("/flush_cache", {})
+    flush(engine)
     assert cached()["storage"] > 500  # which no flush reaches
     push(models[1], Push(engines=(engine.url,)))
     assert not any(count for where, count in cached().items() if where != "storage_backend")

@@ -364,6 +364,7 @@ def test_every_place_is_reached_by_keyboard_alone(home: tuple[Path, Story, Pool]
     with pool.write() as connection:
         connection.execute(update(rollouts).where(looped).values(reward=0.0))
     with served(file) as address:
+        wait_for_index(address)
         seen = walk(address, "keyboard", run="train", group=told.group, other=told.evaluation)
     assert seen["first"] == "to the content" and "next call" not in seen["help"] and "all runs" in seen["help"]
     assert seen["closed"] and seen["run"].endswith("#/run/train")
