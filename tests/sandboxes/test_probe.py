@@ -179,7 +179,7 @@ async def probed(scene: Scene, sandboxes: Sandboxes, spec: Spec, **more: Any) ->
 def check(tries: dict[str, dict[str, Any]]) -> None:
     """Nothing was reached but the model; and the probe has tried what it is there for."""
     assert tries.pop("a model call")["reached"]
-    assert len(tries) > 60 and "another rollout's key" in tries
+    assert len(tries) > 40 and "another rollout's key" in tries  # several for each address of this machine
     assert [one for one in tries.values() if one["reached"]] == []
 
 
