@@ -85,15 +85,20 @@ def begins_with_the_first(stand: Stand) -> bool:
     return second.follows == first.id and stand.path(1)[: len(stand.path(0))] == stand.path(0)
 
 
+async def shown(stand: Stand, path: str, body: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """What an answer that succeeds has under a key."""
+    answer = await stand.ask(path, body)
+    assert answer["status"] == 200, answer
+    parts: list[dict[str, Any]] = answer[key]
+    return parts
+
+
 async def of_codex(stand: Stand, *more: dict[str, Any]) -> list[dict[str, Any]]:
     """The output for a request as codex sends it: instructions, and a developer's message before the user's."""
     said = [{"role": "developer", "content": "Stay in the sandbox."}, {"role": "user", "content": "list"}]
     tool = {"type": "function", **FUNCTION}
     body = {"model": "m", "instructions": "You are codex.", "input": [*said, *more], "tools": [tool]}
-    answer = await stand.ask("/v1/responses", body)
-    assert answer["status"] == 200, answer
-    output: list[dict[str, Any]] = answer["output"]
-    return output
+    return await shown(stand, "/v1/responses", body, "output")
 
 
 @BROKEN
@@ -115,10 +120,7 @@ async def of_claude(stand: Stand, *more: dict[str, Any]) -> list[dict[str, Any]]
     messages = [user("list"), system("Agents: none."), *more]
     tool = {"name": "shell", "input_schema": FUNCTION["parameters"]}
     body = {"model": "m", "max_tokens": 99, "system": "You are claude.", "messages": messages, "tools": [tool]}
-    answer = await stand.ask("/v1/messages", body)
-    assert answer["status"] == 200, answer
-    content: list[dict[str, Any]] = answer["content"]
-    return content
+    return await shown(stand, "/v1/messages", body, "content")
 
 
 @BROKEN
