@@ -13,6 +13,7 @@ import pytest
 from harness.cli import main
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
+from proxy.engine.tiny_model import TinySizes
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 
 HERE = Path(__file__).parent
@@ -24,6 +25,8 @@ HELLO = {
     "verifier": {"command": 'test "$(cat hello.txt)" = hello', "timeout": 30},
     "timeout": 60,
 }
+ROOMY = TinySizes(context=65536)
+"""For qwen-code with an MCP server: its prompt has 29,000 tokens then, and it compacts at 0.7 of the context."""
 
 
 @pytest.fixture(scope="session")

@@ -26,14 +26,14 @@ from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
 from harness.tasks import Task
 from harness.tasks.schema import McpServer
-from proxy.engine.tiny_model import TinySizes, make_tiny_model
+from proxy.engine.tiny_model import make_tiny_model
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.conftest import need
 from tests.harness import scripts
-from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
+from tests.harness.conftest import HELLO, ROOMY, SHELL_AGENT, results, write_tasks
 from tests.harness.live import Conversation, Line, tree, write_table
 
 HERE = Path(__file__).parent
@@ -194,8 +194,8 @@ def test_a_tool_that_nobody_has_offered_does_not_end_an_agent_of_an_sdk(
 
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    """As `proxy`, with more context: qwen-code's prompt with an MCP tool has 29,000 tokens, and it compacts at 0.7."""
-    make_tiny_model(model := tmp_path_factory.mktemp("models") / "model", seed=0, sizes=TinySizes(context=65536))
+    """As `proxy`, with more context."""
+    make_tiny_model(model := tmp_path_factory.mktemp("models") / "model", seed=0, sizes=ROOMY)
     directory = RunDir(tmp_path_factory.mktemp("service"))
     options = ProxyOptions(model=model, script=f"{HERE / 'scripts.py'}:hello")
     with directory.locked(), service(options, directory) as running:

@@ -18,10 +18,10 @@ from harness.agents.bundles import runtime
 from harness.cli import main
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
-from proxy.engine.tiny_model import TinySizes, make_tiny_model
+from proxy.engine.tiny_model import make_tiny_model
 from sandboxes.docker.labels import labels_of, this_process
 from tests.conftest import need
-from tests.harness.conftest import HELLO, results, write_tasks
+from tests.harness.conftest import HELLO, ROOMY, results, write_tasks
 from tests.harness.oracle import HARBOR
 from tests.harness.scripts import CHECKED
 from tests.harness.test_agents import WITH_MCP, WORDS, need_agent
@@ -37,7 +37,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, docker_daemon: str) -> Itera
     """A real proxy with a socket for sandboxes, before an engine that knows the solutions."""
     need("the runtime (harness agents install runtime)", runtime.PACKAGE.installed_version() == runtime.PACKAGE.version)
     directory = RunDir(tmp_path_factory.mktemp("service"))
-    make_tiny_model(model := tmp_path_factory.mktemp("models") / "model", seed=0, sizes=CONTEXT)
+    make_tiny_model(model := tmp_path_factory.mktemp("models") / "model", seed=0, sizes=ROOMY)
     options = ProxyOptions(
         model=model,
         script=f"{Path(__file__).with_name('oracle.py')}:oracle",
@@ -91,8 +91,6 @@ def worked(tmp_path: Path, proxy: RunningProxy, *what: str) -> list[dict[str, An
     return results(tmp_path / "run")
 
 
-CONTEXT = TinySizes(context=65536)
-"""qwen-code compacts at 0.7 of it, and its prompt with the tools of an MCP server has 29,000 tokens here."""
 PYTHON = "deb:py"
 """An image that can run the tests' MCP servers."""
 SERVED_WORDS = WORDS | {
