@@ -119,6 +119,8 @@ class Result:
     dropped: int
     """Bytes of output that were dropped."""
     seconds: float
+    cut: bool = False
+    """Whether the end of the output was lost on the way here. The output says so, too."""
 
 
 OnOutput = Callable[[bytes], None]

@@ -23,10 +23,11 @@ class BoundedOutput:
             self._on_output(chunk)
         self._keep(chunk)
 
-    def text(self) -> str:
-        """Return what was kept, with a line where bytes were dropped."""
+    def text(self, cut: bool = False) -> str:
+        """Return what was kept, with a line where bytes were dropped, and one at the end if that was lost (`cut`)."""
         gap = f"\n[{self.dropped} bytes dropped]\n".encode() if self.dropped else b""
-        return (bytes(self._head) + gap + b"".join(self._tail)).decode(errors="replace")
+        end = b"\n[the end of this output was lost]\n" if cut else b""
+        return (bytes(self._head) + gap + b"".join(self._tail) + end).decode(errors="replace")
 
     def _keep(self, chunk: bytes) -> None:
         room = self._half - len(self._head)

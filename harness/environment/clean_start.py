@@ -149,4 +149,6 @@ async def _vcs(sandbox: Sandbox, task: Task, manifest: FileManifest) -> list[Lef
     rows = [Leftover("vcs", line, line.split(": ")[0] in removed) for line in lines if " commits beyond HEAD " in line]
     if result.ended != "exit":
         rows.append(Leftover("vcs", f"not all repositories were examined within {SECONDS:g} s", False))
+    if result.cut:
+        rows.append(Leftover("vcs", "the end of what the examination of repositories said was lost", False))
     return rows

@@ -137,6 +137,8 @@ async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:
         result = await sandbox.run(command, Limits(seconds=SECONDS), {"PATH": path})
         if result.ended != "exit":
             raise SandboxError(f"files of sandbox {sandbox.id} were not removed: ended by its {result.ended} limit")
+        if result.cut:
+            raise SandboxError(f"which files of sandbox {sandbox.id} were removed is not known: the answer was lost")
         left.update(result.output.split("\0")[:-1])
     return left
 

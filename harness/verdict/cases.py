@@ -16,7 +16,7 @@ from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import Case
 from harness.verdict.rewards import Verdict
-from sandboxes.base import Limits, Result, Sandbox
+from sandboxes.base import Limits, Result, Sandbox, SandboxError
 
 CALL = """
 import importlib, json, os, sys
@@ -63,7 +63,10 @@ async def _run(sandbox: Sandbox, task: Task, case: Case) -> Result:
     source = shlex.quote(f"{sandbox.home}/{name}")
     limits = task.command_limits(case.timeout)
     inside = f"exec <{source}; rm -f {source}; exec 2>/dev/null; {command}"
-    return await sandbox.run(inside, limits, task.verifier_env())
+    result = await sandbox.run(inside, limits, task.verifier_env())
+    if result.cut:
+        raise SandboxError("the end of a case's output was lost, so nobody knows whether it is right; try again")
+    return result
 
 
 def is_right(case: Case, result: Result) -> bool:

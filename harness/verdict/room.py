@@ -44,7 +44,7 @@ async def verifier_room(
         """The last lines of a command's output. In the agent's own sandbox the shell may be the agent's."""
         result = await sandbox.run(command, Limits(seconds=SECONDS), env, by)
         last = result.output.strip().splitlines()[-lines:] if lines else []
-        if result.exit_code or len(last) < lines:
+        if result.exit_code or result.cut or len(last) < lines:
             lost = f"the verifier cannot be given a home and {sandbox.work}"
             raise SandboxError(f"{lost}: {result.output[-300:].strip()}")
         return last

@@ -1,5 +1,6 @@
 """The verdict: what is a reward, and what is a missing one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.verdict.verifier import verify
+from sandboxes.base import Result, SandboxError
 from sandboxes.local.process import ProcessSandbox
 from tests.harness.conftest import HELLO
 
@@ -93,6 +95,19 @@ async def test_cases_are_judged_by_what_comes_out(sandbox: ProcessSandbox) -> No
     verdict = await verify(sandbox, judged("", cases=right + wrong))
     assert list(verdict.parts.values()) == [1.0] * 4 + [0.0] * 10
     assert verdict.reward == 4 / 16 and verdict.parts["case:ends"] == 1.0
+
+
+async def test_a_case_whose_output_lost_its_end_is_neither_right_nor_wrong(
+    sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sandbox.run
+
+    async def lose(*arguments: Any) -> Result:
+        return replace(await run(*arguments), output="", cut=True)
+
+    monkeypatch.setattr(sandbox, "run", lose)
+    with pytest.raises(SandboxError, match="the end of a case's output was lost, so nobody knows whether it is right"):
+        await verify(sandbox, judged("", cases=[{"command": "echo 5", "output": "5"}]))
 
 
 async def test_what_must_come_out_never_enters_the_sandbox(sandbox: ProcessSandbox) -> None:

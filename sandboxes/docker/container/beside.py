@@ -9,6 +9,7 @@ from typing import IO
 
 from sandboxes.base import Ended, Limits, Result, SandboxError
 from sandboxes.docker.container import freezing
+from sandboxes.docker.container.end_mark import EndMark
 from sandboxes.docker.container.processes import MERGED
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.output import BoundedOutput
@@ -20,14 +21,16 @@ NOT_RUN = -1
 async def run(daemon: DockerDaemon, container: str, command: str, limits: Limits) -> Result:
     """Run a shell command in a service. One that takes too long goes on until the service is halted."""
     output, began = BoundedOutput(limits.output_bytes), time.monotonic()
+    mark = EndMark(output.add)
 
-    def result(ended: Ended, code: int) -> Result:
-        return Result(ended, code, output.text(), output.dropped, time.monotonic() - began)
+    def result(ended: Ended, code: int, cut: bool = False) -> Result:
+        return Result(ended, code, output.text(cut), output.dropped, time.monotonic() - began, cut)
 
     inside = ContainerCommand(argv=("/bin/sh", "-c", MERGED, "sh", command), user="", work="")
     try:
         async with asyncio.timeout(limits.seconds):
-            return result("exit", await daemon.execute(container, inside, output.add))
+            code = await daemon.execute(container, mark.on(inside), mark.add)
+            return result("exit", code, mark.end(code))
     except TimeoutError:
         return result("timeout", NOT_RUN)
     except DaemonError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from sandboxes.base import SandboxError
+from sandboxes.docker.container.end_mark import EndMark
 from sandboxes.docker.daemon import ContainerCommand, DockerDaemon
 from sandboxes.output import BoundedOutput
 
@@ -52,7 +53,7 @@ rm -rf "$1" && head -c "$2" >"$1"
 """Arguments: path, size in bytes. The input is the content."""
 READ = r"""
 [ -f "$1" ] && [ ! -L "$1" ] && [ -r "$1" ] || exit 3
-exec head -c "$2" "$1"
+head -c "$2" "$1"
 """
 PUT = (
     _MAKE_WAY
@@ -70,7 +71,7 @@ cd "$1" && head -c "$3" | tar -x -o -f -
 """Arguments: path, number of directories, bytes of the archive. The input: their names, a line each, then it."""
 GET = r"""
 [ -d "$1" ] || exit 3
-cd "$1" && exec tar -c -f - .
+cd "$1" && tar -c -f - .
 """
 
 
@@ -97,7 +98,7 @@ class ContainerFiles:
                     "head or shell was replaced; use a fresh sandbox"
                 )
 
-        code = await self._bounded(self._command(READ, path, str(limit)), add, READ_SECONDS)
+        code = await self._whole(self._command(READ, path, str(limit)), add, READ_SECONDS)
         if code not in (0, 3):
             raise SandboxError(f"{path} cannot be read in {self._container} (exit code {code}: {content[-200:]!r})")
         return None if code else bytes(content[:limit])
@@ -121,7 +122,7 @@ class ContainerFiles:
         """Copy a directory out. SandboxError when its archive has more than `limit` bytes."""
         with tempfile.TemporaryFile() as archive:
             sink = _Archive(archive, limit, f"{path} in {self._container}")
-            code = await self._bounded(self._command(GET, path), sink.add, COPY_SECONDS)
+            code = await self._whole(self._command(GET, path), sink.add, COPY_SECONDS)
             if code == 3:
                 raise SandboxError(f"there is no directory {path} in {self._container} to be copied out")
             if code:
@@ -136,6 +137,14 @@ class ContainerFiles:
 
     def _command(self, script: str, *arguments: str, stdin: AsyncIterator[bytes] | None = None) -> ContainerCommand:
         return ContainerCommand(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._user, stdin=stdin)
+
+    async def _whole(self, command: ContainerCommand, sink: Callable[[bytes], None], seconds: float) -> int:
+        """Run a command whose output is the content; SandboxError when the daemon has lost the end of it."""
+        mark = EndMark(sink)
+        code = await self._bounded(mark.on(command), mark.add, seconds)
+        if mark.end(code):
+            raise SandboxError(f"the Docker daemon lost the end of a file or directory of {self._container}; try again")
+        return code
 
     async def _bounded(self, command: ContainerCommand, sink: Callable[[bytes], None], seconds: float) -> int:
         """Run a command with a time limit: a FIFO, or an agent that stops our process, must not hang us."""

@@ -8,8 +8,8 @@ can kill the script: then it is repeated, and in the end the sandbox is given up
 
 from collections.abc import Iterable
 
-MERGED = 'exec /bin/sh -c "$1" 2>&1'
-"""Runs a shell command as one process, with its stderr in its stdout."""
+MERGED = 'exec 2>&-; /bin/sh -c "$1" 2>&1'
+"""Runs a shell command, with its stderr in its stdout. The outer shell says nothing of its own, as of a signal."""
 
 _LOOK = r"""
 look() {

@@ -18,6 +18,7 @@ from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, Sandbox
 from sandboxes.clocks import time_up
 from sandboxes.docker.container import beside, freezing
 from sandboxes.docker.container import restore as originals
+from sandboxes.docker.container.end_mark import EndMark
 from sandboxes.docker.container.files import ContainerFiles
 from sandboxes.docker.container.processes import END, MERGED, OOM_KILLS, PARENTS, TABLE, only_main
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
@@ -106,10 +107,12 @@ class DockerSandbox:
             )
         began = self._clock()
         kept = BoundedOutput(limits.output_bytes, on_output)
-        inside = self.command(("/bin/sh", "-c", MERGED, "sh", command), user, env)
-        running = asyncio.create_task(self.daemon.execute(self.container, inside, kept.add))
+        mark = EndMark(kept.add)
+        inside = mark.on(self.command(("/bin/sh", "-c", MERGED, "sh", command), user, env))
+        running = asyncio.create_task(self.daemon.execute(self.container, inside, mark.add))
         ended, code = await self.finish(running, limits)
-        return Result(ended, code, kept.text(), kept.dropped, self._clock() - began)
+        cut = mark.end(code) and ended == "exit"
+        return Result(ended, code, kept.text(cut), kept.dropped, self._clock() - began, cut)
 
     def command(self, argv: Sequence[str], user: User, env: Mapping[str, str]) -> ContainerCommand:
         """Return a command of this user in the working directory."""
@@ -222,12 +225,15 @@ class DockerSandbox:
     async def _script(self, script: str, *arguments: str) -> str:
         """Run one of our own scripts as root and return its output."""
         output = BoundedOutput(1 << 20)
+        mark = EndMark(output.add)
         command = ContainerCommand(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._ids("root"))
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                code = await self.daemon.execute(self.container, command, output.add)
+                code = await self.daemon.execute(self.container, mark.on(command), mark.add)
         except TimeoutError as error:
             raise SandboxError(f"a command of ours in sandbox {self.id} does not end") from error
+        if mark.end(code):
+            raise SandboxError(f"the Docker daemon lost the end of what a command of ours in sandbox {self.id} said")
         if code:
             raise SandboxError(
                 f"a command of ours in sandbox {self.id} ended by exit code {code}: {output.text()[-200:]}"

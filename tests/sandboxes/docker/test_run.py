@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -53,6 +54,34 @@ async def test_output_is_passed_on_as_it_comes_and_bounded(strict: DockerSandbox
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert await says(strict, SLEEPERS) == "0"
+
+
+async def test_output_whose_end_the_daemon_loses_is_not_taken_for_whole(strict: DockerSandbox) -> None:
+    """It keeps an output for two seconds after its command's end. A right case was once wrong by this."""
+    sizes = range(900_000, 1_800_000, 65_000)  # at some, the command ends while its last bytes still wait to be read
+    begun: set[int] = set()
+
+    async def prints(size: int) -> Result:
+        command = f"echo; while [ ! -e go ]; do sleep 0.1; done; head -c {size} /dev/zero"
+        return await strict.run(command, Limits(output_bytes=1 << 22), {}, on_output=lambda piece: begun.add(size))
+
+    running = [asyncio.create_task(prints(size)) for size in sizes]
+    while len(begun) < len(sizes):
+        await asyncio.sleep(0.05)
+    await strict.write("go", "")
+    time.sleep(4)  # nobody reads
+    results = await asyncio.gather(*running)
+    lost = {size for size, result in zip(sizes, results, strict=True) if result.output.count("\0") < size}
+    assert lost == {size for size, result in zip(sizes, results, strict=True) if result.cut} != set()
+    for result in results:
+        assert result.exit_code == 0 and result.output.endswith("[the end of this output was lost]\n") == result.cut
+
+
+async def test_what_a_command_leaves_behind_may_print_on_and_nobody_sees_the_mark(either: DockerSandbox) -> None:
+    result = await ends(either, "(sleep 0.5; echo late) & echo early")
+    assert (result.output, result.cut) == ("early\nlate\n", False)
+    result = await ends(either, "trap '' EXIT; kill -9 $PPID; sleep 1")
+    assert (result.ended, result.exit_code, result.output, result.cut) == ("exit", 137, "", False)
 
 
 async def test_a_time_limit_ends_the_whole_tree_with_daemons_that_have_fled(either: DockerSandbox) -> None:

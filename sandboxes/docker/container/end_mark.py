@@ -1,0 +1,53 @@
+"""Notices where the daemon lost the end of a command's output.
+
+The daemon reads an output for two seconds after its command's end, and throws away what is left then, without a word to
+its client (seen in 20.10; the code of 28 has the same limit). A busy machine or a client that stands still is all that
+it takes. So a shell prints a mark when it ends, and where the mark arrived, all before it did, too. The mark is random,
+so that no output has it by chance. Whoever reads the shell's arguments could print it early; that only hides a loss.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from sandboxes.docker.daemon import ContainerCommand
+
+_PRINT = "_blackforge_end=$1; shift; trap 'printf %s \"$_blackforge_end\"' EXIT\n"
+"""Begins a script. A trap, as shells run it also where they cannot fork; printf is no process of its own."""
+SIGNAL_CODES = 128
+"""Exit codes from this on are those of signals. A shell that one has ended prints nothing."""
+
+
+class EndMark:
+    """Passes the output of one command on to `sink`, without the mark. Pass every piece of it to `add`."""
+
+    def __init__(self, sink: Callable[[bytes], None]):
+        self._sink = sink
+        self._mark = f"\x1e{secrets.token_hex(16)}".encode()
+        self._held = b""
+        """The end of the output so far, where it may be the beginning of the mark."""
+        self._came = False
+
+    def on(self, command: ContainerCommand) -> ContainerCommand:
+        """Return a command like this one, which is `/bin/sh -c SCRIPT NAME ARGUMENTS`, that prints the mark."""
+        shell, option, script, name, *arguments = command.argv
+        return replace(command, argv=(shell, option, _PRINT + script, name, self._mark.decode(), *arguments))
+
+    def add(self, piece: bytes) -> None:
+        """Pass a piece on, but for what may belong to the mark."""
+        held = self._held + piece
+        before, mark, after = held.partition(self._mark)
+        self._came = self._came or bool(mark)
+        rest = before + after  # what a process in the background prints may come behind it
+        possible = range(min(len(rest), len(self._mark) - 1), 0, -1)
+        kept = next((size for size in possible if self._mark.startswith(rest[-size:])), 0)
+        self._held = rest[len(rest) - kept :]
+        if passed := rest[: len(rest) - kept]:
+            self._sink(passed)
+
+    def end(self, exit_code: int) -> bool:
+        """Pass the rest on, once the command has ended. Return whether the end of its output was lost."""
+        if self._held:
+            self._sink(self._held)
+            self._held = b""
+        return not self._came and exit_code < SIGNAL_CODES
