@@ -104,7 +104,8 @@ async def test_a_root_that_is_nobody_outside_is_restricted_as_well(docker_daemon
     with own_daemon(remapped=True, bridge=True) as own:
         image = subprocess.run(["docker", "save", "deb:py"], capture_output=True, check=True).stdout
         loaded = subprocess.run([*own.docker, "load"], input=image, capture_output=True)
-        assert loaded.returncode == 0, (loaded.stderr, len(image))  # seen in two runs of all tests: an unexpected EOF
+        # seen in two runs of all tests: an unexpected EOF
+        assert loaded.returncode == 0, (loaded.stderr, len(image), (own.home / "log").read_text()[-3000:])
         daemon = await DockerDaemon.open(own.address)
         router = Router(daemon=daemon, python="/usr/bin/python3", image="deb:py")
         sandboxes = await DockerSandboxes.open(Options(address=own.address, image="deb:py", router=router))

@@ -8,6 +8,14 @@ down_revision = None
 
 
 def upgrade() -> None:
+    _add_runs()
+    _add_groups()
+    _add_rollouts()
+    _add_completions()
+
+
+def _add_runs() -> None:
+    """Runs, with what happened in them and the versions that were trained."""
     op.create_table(
         "runs",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -44,6 +52,10 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_policy_versions_run_id_step"), "policy_versions", ["run_id", "step"], unique=False)
+
+
+def _add_groups() -> None:
+    """Tasks, the groups in which they are rolled out, and the steps that took them."""
     op.create_table(
         "tasks",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -82,6 +94,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_train_steps")),
         sa.UniqueConstraint("version_id", name=op.f("uq_train_steps_version_id")),
     )
+
+
+def _add_rollouts() -> None:
+    """Rollouts and their attempts."""
     op.create_table(
         "rollouts",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -118,6 +134,10 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_attempts_rollout_id"), "attempts", ["rollout_id"], unique=False)
     op.create_index(op.f("ix_attempts_run_id"), "attempts", ["run_id"], unique=False)
+
+
+def _add_completions() -> None:
+    """Completions, the nodes of an attempt's prefix trees."""
     op.create_table(
         "completions",
         sa.Column("id", sa.Integer(), nullable=False),
