@@ -304,11 +304,25 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     for pragma in (
         f"busy_timeout={BUSY_SECONDS * 1000}",
         f"page_size={PAGE_BYTES}",
-        "journal_mode=WAL",
         "synchronous=NORMAL",
         "foreign_keys=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
+    _write_ahead(connection)
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Put the file in WAL mode. SQLite does not wait for a lock here: two processes that open a new file at the same
+    time would wait for each other, so it fails one of them at once, whatever `busy_timeout` says."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0, 0.01))
 
 
 def _configure_reader(connection: sqlite3.Connection, _record: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -105,6 +105,23 @@ def test_starters_at_the_same_time_make_one_pool(database: str) -> None:
     record_event(opened[0], None, "note", "here")
     with opened[5].read() as connection:
         assert connection.execute(text("select detail from events")).scalar_one() == "here"
+
+
+def test_a_new_file_that_another_process_locks_is_waited_for(tmp_path: Path) -> None:
+    file, tried = tmp_path / "pool.db", Event()
+
+    def try_to_open() -> Pool:
+        tried.set()
+        return open_pool(str(file))
+
+    with closing(sqlite3.connect(file, isolation_level=None)) as other, ThreadPoolExecutor(1) as threads:
+        other.execute("begin immediate")
+        opening = threads.submit(try_to_open)
+        tried.wait()
+        with pytest.raises(TimeoutError):
+            opening.result(0.5)
+        other.execute("rollback")
+        record_event(opening.result(), None, "note", "here")
 
 
 def test_a_pool_of_a_newer_schema_is_refused_and_left_alone(pool: Pool) -> None:
