@@ -18,7 +18,6 @@ import pytest
 
 from sandboxes.base import Image, Limits, SandboxError, Spec
 from sandboxes.local.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, _bound, why_not
-from sandboxes.local.leftovers import remove_orphans
 from sandboxes.local.processes import processes_of, table
 from tests.conftest import need
 from tests.sandboxes.calls import CALLS, call_answers
@@ -212,19 +211,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def test_kill_9_of_the_owner_ends_everything_and_the_directory_is_collected(tmp_path: Path) -> None:
-    need("bubblewrap (apt-get install bubblewrap)", not why_not())
-    owner = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, str(tmp_path), "hang"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert owner.stdout is not None
-    sandbox = owner.stdout.readline().split()[0]
-    owner.kill()
-    owner.communicate()
-    assert [removed.id for removed in remove_orphans(tmp_path)] == [sandbox]
-    assert processes_of(table(), sandbox) == [] and list(tmp_path.iterdir()) == []
 
 
 def test_an_ordinary_user_has_them_too() -> None:

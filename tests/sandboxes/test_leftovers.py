@@ -13,12 +13,13 @@ import pytest
 
 from sandboxes.base import SandboxError
 from sandboxes.cli import main
-from sandboxes.local import memory_group
+from sandboxes.local import bubblewrap, memory_group
 from sandboxes.local.leftovers import list_sandboxes, remove_orphans
 from sandboxes.local.process import ProcessSandboxes, default_root, remove
-from sandboxes.local.processes import MARK, table
+from sandboxes.local.processes import MARK, processes_of, table
 from sandboxes.local.removal import ASIDE
 from tests.conftest import need
+from tests.sandboxes.test_bubblewrap import ORPHAN, ROOT
 
 OWNER = """
 import asyncio, sys
@@ -68,6 +69,20 @@ async def test_gc_removes_a_memory_limit_that_was_made_in_another_control_group(
     assert memory_group.left_by([left]) == []
     elsewhere.remove()
     assert not elsewhere.directory.exists()
+
+
+def test_kill_9_of_the_owner_ends_everything_in_bubblewrap_and_the_directory_is_collected(tmp_path: Path) -> None:
+    """Not beside the other tests of bubblewrap: these may run beside tests that leave such things as well."""
+    need("bubblewrap (apt-get install bubblewrap)", not bubblewrap.why_not())
+    owner = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(tmp_path), "hang"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    sandbox = owner.stdout.readline().split()[0]
+    owner.kill()
+    owner.communicate()
+    assert [removed.id for removed in remove_orphans(tmp_path)] == [sandbox]
+    assert processes_of(table(), sandbox) == [] and list(tmp_path.iterdir()) == []
 
 
 def test_the_command_lists_and_collects(killed_owner: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
