@@ -38,7 +38,6 @@ async def test_a_verdict(sandbox: ProcessSandbox, command: str, reward: float) -
     [
         ("echo broken; exit 2", "exit code 2, which is neither 0 nor 1: broken"),
         ("kill -9 $$", "exit code -9"),
-        ("sleep 600", "ended by its timeout limit"),
         ("echo good > $REWARD_FILE", "no finite number: b'good"),
         ("echo nan > $REWARD_FILE", "no finite number: b'nan"),
         (": > $REWARD_FILE", "no finite number: b''"),
@@ -48,8 +47,14 @@ async def test_a_verdict(sandbox: ProcessSandbox, command: str, reward: float) -
 )
 async def test_no_verdict_is_a_failure_never_a_zero(sandbox: ProcessSandbox, command: str, detail: str) -> None:
     with pytest.raises(AttemptFailed) as failed:
-        await verify(sandbox, judged(command, timeout=1))
+        await verify(sandbox, judged(command))
     assert failed.value.kind == "verifier" and detail in failed.value.detail
+
+
+async def test_no_verdict_in_time_is_a_failure(sandbox: ProcessSandbox) -> None:
+    with pytest.raises(AttemptFailed, match="ended by its timeout limit") as failed:
+        await verify(sandbox, judged("sleep 600", timeout=1))
+    assert failed.value.kind == "verifier"
 
 
 async def test_a_task_may_declare_other_rewards(sandbox: ProcessSandbox) -> None:
