@@ -346,11 +346,13 @@ def test_an_engine_that_cannot_start_is_one_sentence(tmp_path: Path, capsys: pyt
 def test_a_full_disk_ends_a_run_with_one_sentence_and_it_goes_on_later(
     command_line: CommandLine, tmp_path: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = command_line("-n", "12", "--concurrency", "2")
+    waits = f"mkdir {tmp_path}/first 2>&- || until test -e {tmp_path}/full; do sleep 0.1; done"
+    arguments = command_line("-n", "12", "--concurrency", "2", tasks=[PATIENT], command=f"{SHELL_AGENT}; {waits}")
 
     def fill_up(stack: ExitStack) -> None:
         wait_for(lambda: f"{tmp_path.name}" in names(pool) and finished(pool, tmp_path.name) >= 1)
         stack.enter_context(full_disk())
+        (tmp_path / "full").touch()
 
     with ExitStack() as stack:
         filling = threading.Thread(target=fill_up, args=(stack,))

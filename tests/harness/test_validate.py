@@ -162,7 +162,8 @@ def test_code_without_work_that_earns_the_reward_is_named(validate: Validate) ->
 
 def test_code_that_cannot_be_replaced_is_told(validate: Validate) -> None:
     """A program that runs cannot be written to. That once passed for a program that earns nothing."""
-    running = {"command": "cp $(command -v sleep) tool; ./tool 300 >/dev/null 2>&1 & sleep 1; touch hello.txt"}
+    started = "until [ /proc/$!/exe -ef tool ]; do sleep 0.05; done"
+    running = {"command": f"cp $(command -v sleep) tool; ./tool 300 >/dev/null 2>&1 & {started}; touch hello.txt"}
     report = validate(tasks=[broken("runs", solution=running, verifier=checks("test -e hello.txt"))])
     assert (report["runs"]["verdict"], report["runs"]["bought_by"]) == ("accepted", [])
     assert report["runs"]["cause"].startswith("not tried whether code without work earns as much: the solution's pro")

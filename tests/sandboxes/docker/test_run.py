@@ -69,12 +69,21 @@ async def test_output_whose_end_the_daemon_loses_is_not_taken_for_whole(strict: 
     while len(begun) < len(sizes):
         await asyncio.sleep(0.05)
     await strict.write("go", "")
-    time.sleep(4)  # nobody reads
+    wait_unread(strict.container)
     results = await asyncio.gather(*running)
     lost = {size for size, result in zip(sizes, results, strict=True) if result.output.count("\0") < size}
     assert lost == {size for size, result in zip(sizes, results, strict=True) if result.cut} != set()
     for result in results:
         assert result.exit_code == 0 and result.output.endswith("[the end of this output was lost]\n") == result.cut
+
+
+def wait_unread(container: str) -> None:
+    """Wait until nothing in a container has begun or ended for four seconds. The event loop reads nothing meanwhile."""
+    since, running = time.monotonic(), ""
+    while time.monotonic() - since < 4:
+        if (now := said("top", container, "-eo", "pid,args")) != running:
+            since, running = time.monotonic(), now
+        time.sleep(0.2)
 
 
 async def test_what_a_command_leaves_behind_may_print_on_and_nobody_sees_the_mark(either: DockerSandbox) -> None:

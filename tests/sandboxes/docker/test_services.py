@@ -10,12 +10,13 @@ from sandboxes.docker.backend import DockerSandboxes
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 BUSYBOX = Image(name="bb:1")
-SERVE = "mkdir /www; echo $WORDS > /www/x; sleep 1; touch /up; exec httpd -f -p {port} -h /www"
+SERVE = "mkdir /www; echo $WORDS > /www/x; sleep 1; exec httpd -f -p {port} -h /www"
 
 
 def serving(name: str, port: int) -> Service:
     command = ("/bin/sh", "-c", SERVE.format(port=port))
-    return Service(name=name, image=BUSYBOX, command=command, env={"WORDS": f"I am {name}"}, ready="test -e /up")
+    ready = f"wget -q -O /dev/null http://127.0.0.1:{port}/x"
+    return Service(name=name, image=BUSYBOX, command=command, env={"WORDS": f"I am {name}"}, ready=ready)
 
 
 def beside(sandbox: str) -> str:
