@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ import pytest
 from sandboxes.base import SandboxError
 from sandboxes.cli import main
 from sandboxes.local import bubblewrap, memory_group
-from sandboxes.local.leftovers import list_sandboxes, remove_orphans
+from sandboxes.local.leftovers import ListedSandbox, list_sandboxes, remove_orphans
 from sandboxes.local.process import ProcessSandboxes, default_root, remove
 from sandboxes.local.processes import MARK, processes_of, table
 from sandboxes.local.removal import ASIDE
 from tests.conftest import need
 from tests.sandboxes.test_bubblewrap import ORPHAN, ROOT
+from tests.sandboxes.test_process import until
 
 OWNER = """
 import asyncio, sys
@@ -48,8 +50,12 @@ def killed_owner(tmp_path: Path) -> int:
 
 async def test_gc_ends_what_a_killed_owner_left_and_nothing_else(killed_owner: int, tmp_path: Path) -> None:
     mine = await ProcessSandboxes(tmp_path).start()
-    left = {sandbox.owner: sandbox for sandbox in list_sandboxes(tmp_path)}[killed_owner]
-    assert left.orphaned and left.processes >= 1
+
+    def left() -> ListedSandbox:
+        return {sandbox.owner: sandbox for sandbox in list_sandboxes(tmp_path)}[killed_owner]
+
+    await until(lambda: left().processes >= 1)
+    assert left().orphaned
     assert killed_owner in {sandbox.owner for sandbox in remove_orphans(tmp_path)}
     assert [sandbox.id for sandbox in list_sandboxes(tmp_path) if sandbox.directory.exists()] == [mine.id]
     await mine.stop()
@@ -93,6 +99,12 @@ def test_the_command_lists_and_collects(killed_owner: int, tmp_path: Path, capsy
     assert killed_owner not in {sandbox.owner for sandbox in list_sandboxes(tmp_path)}
 
 
+def wait_for_mark(mark: str) -> None:
+    """Wait until a process shows this mark, as it shows none within its execve."""
+    while mark not in {process.sandbox for process in table()}:
+        time.sleep(0.01)
+
+
 INSIDE = """
 import os, subprocess, sys
 from sandboxes.local.process import default_root
@@ -110,7 +122,7 @@ def test_what_another_process_namespace_owns_is_left_alone(tmp_path: Path) -> No
     with subprocess.Popen([*apart, sys.executable, "-c", INSIDE, name], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         root = other.stdout.readline().strip()
-        assert name in {process.sandbox for process in table()}
+        wait_for_mark(name)
         assert root != str(default_root()) and root.startswith(str(default_root()))
         remove_orphans(tmp_path)
         assert name in {process.sandbox for process in table()} and name not in {
@@ -146,7 +158,7 @@ def test_a_process_that_names_another_place_as_its_sandbox_leads_nobody_there(tm
     (tmp_path / "root" / "999999-1-0000000a").mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"], env={MARK: mark}) as process:
         try:
-            assert mark in {one.sandbox for one in table()}
+            wait_for_mark(mark)
             assert mark not in {one.id for one in list_sandboxes(tmp_path / "root")}
             remove_orphans(tmp_path / "root")
             assert (tmp_path / "victim").exists() and process.poll() is None
