@@ -6,6 +6,7 @@ With real engines: tests/trainer/test_engine.py and tests/trainer/test_pushes.py
 import asyncio
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -501,9 +502,12 @@ def set_trainer(pool: Pool, trainer: Any) -> None:
 
 
 async def test_a_push_waits_no_longer_than_its_patience(start: Start, weights: Weights) -> None:
-    options = make_push(engines=(NOWHERE,), tries=1, patience_seconds=0.5)
-    with pytest.raises(UserError, match=f"waited 1 s for engines that are away: 0 of 1 engines .*engine {NOWHERE}"):
+    options, began = make_push(engines=(NOWHERE,), tries=1, patience_seconds=0.5), time.monotonic()
+    sentence = rf"waited (\d+) s for engines that are away: 0 of 1 engines .*engine {NOWHERE}"
+    with pytest.raises(UserError, match=sentence) as raised:
         await asyncio.to_thread(push_patiently, weights, options, nobody_else, print)
+    found = re.search(sentence, str(raised.value))
+    assert found is not None and 1 <= int(found[1]) <= round(time.monotonic() - began)
 
 
 @pytest.mark.parametrize(
