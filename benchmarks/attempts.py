@@ -110,7 +110,7 @@ def _overhead(command: list[str], pool: Pool, sizes: Sizes) -> dict[str, Any]:
             time.sleep(0.5 if sizes.attempts > 100 else 0.02)
         assert process.stdout is not None
         used = msgspec.json.decode(process.stdout.read().splitlines()[-1])
-    assert _count(pool, rollouts.c.reward) == sizes.attempts, "an attempt has no verdict"
+    assert _count(pool, rollouts.c.reward) == sizes.attempts, _without_verdict(pool, process.returncode)
     settled = memory[: max(1, len(memory) // 5)], memory[-max(1, len(memory) // 5) :]
     first, last = (max(part) for part in settled)
     return {
@@ -119,6 +119,14 @@ def _overhead(command: list[str], pool: Pool, sizes: Sizes) -> dict[str, Any]:
         "rss_growth_mb": round(last - first, 1),
         "rss_mb": round(last, 1),
     }
+
+
+def _without_verdict(pool: Pool, status: int) -> str:
+    """Why there are fewer verdicts than attempts: how the harness has ended, and the first failures of rollouts."""
+    query = select(rollouts.c.failure, rollouts.c.detail).where(rollouts.c.reward.is_(None)).order_by(rollouts.c.id)
+    with pool.read() as connection:
+        failures = [f"{row.failure or 'not finished'} ({row.detail})" for row in connection.execute(query.limit(3))]
+    return f"an attempt has no verdict; the harness ended with {status}, and of rollouts the first are: {failures}"
 
 
 def _resume(command: list[str], pool: Pool, proxy: RunningProxy) -> float:
