@@ -43,6 +43,9 @@ from sandboxes.output import OutputPipe
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 10.0
+PATIENT_LOOKS = 200
+"""Least number of looks before a killed process counts as one that survives. Each takes CPU time: where a machine is so
+busy that a killed process does not come to its end, this process does not come to its looks either."""
 SANDBOX_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})-[0-9a-f]{8}")
 """What `make_sandbox_directory` calls one: its owner's pid and start time, and a random part."""
 ALONE = Spec()
@@ -284,8 +287,9 @@ class ProcessSandbox:
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()
         unsettled: set[int] | None = None
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline, looks = time.monotonic() + PATIENCE_SECONDS, 0
         while self.sessions:
+            looks += 1
             own, starting = kill(self.id, self.sessions, self._made_at)
             killed |= {(process.pid, process.started) for process in own}
             # Only a process that was starting in every look since the last one that found any can still be the
@@ -293,7 +297,7 @@ class ProcessSandbox:
             # have forked before it was killed, so the look after that counts whatever is starting then.
             now = {process.pid for process in starting}
             unsettled = None if own else now if unsettled is None else unsettled & now
-            late = time.monotonic() > deadline
+            late = time.monotonic() > deadline and looks > PATIENT_LOOKS
             if not own and (late or not unsettled):
                 break
             if late:

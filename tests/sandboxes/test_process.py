@@ -97,7 +97,7 @@ async def test_memory_that_ran_out_between_two_commands_ends_neither(sandboxes: 
     need("a control group for memory (cgroup version 1 or 2, as root)", not memory_group.why_not())
     sandbox = await sandboxes.start(spec_for(sandboxes, memory_mb=100))
     hog = f"{PYTHON} -I -S -c 'bytearray(200 << 20)'"
-    waiting = f"setsid sh -c \"until test -e go; do sleep 0.05; done; {hog}\" >/dev/null 2>&1 &"
+    waiting = f'setsid sh -c "until test -e go; do sleep 0.05; done; {hog}" >/dev/null 2>&1 &'
     assert (await sandbox.run(waiting, Limits(seconds=60), {})).ended == "exit"
     await sandbox.write("go", "")
     assert sandbox.group is not None
@@ -244,6 +244,26 @@ async def test_a_child_that_is_forked_while_its_parent_is_killed_is_found_within
     looks = iter([([parent], []), ([], [replace(child, sandbox="", starting=True)]), ([child], []), ([], [])])
     monkeypatch.setattr("sandboxes.local.process.kill", lambda *_: next(looks))
     assert await sandbox.end_processes() == 2 and list(looks) == []
+    await sandbox.stop()
+
+
+@pytest.mark.parametrize("looks", [150, 300])
+async def test_a_killed_process_that_does_not_come_to_its_end_for_seconds_survives_only_after_many_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """On a machine with ten times as many processes at work as cores, the end of a killed one took seven seconds."""
+    sandbox = await ProcessSandboxes(tmp_path).start()
+    await sandbox.run("true", Limits(), {})
+    dying = Process(101, 1, 101, 101, 0.0, 0, sandbox.id)
+    seen = iter([*[([dying], [])] * looks, ([], [])])
+    monkeypatch.setattr("sandboxes.local.process.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("sandboxes.local.process.kill", lambda *_: next(seen, ([], [])))
+    if looks == 150:
+        assert await sandbox.end_processes() == 1
+    else:
+        with pytest.raises(SandboxError, match="1 processes of sandbox .* survive SIGKILL, the first is 101"):
+            await sandbox.end_processes()
+    monkeypatch.undo()
     await sandbox.stop()
 
 
