@@ -78,11 +78,12 @@ async def test_output_whose_end_the_daemon_loses_is_not_taken_for_whole(strict: 
 
 
 def wait_unread(container: str) -> None:
-    """Wait until nothing in a container has begun or ended for four seconds. The event loop reads nothing meanwhile."""
-    since, running = time.monotonic(), ""
+    """Wait until all processes of a container have slept for four seconds. The event loop reads nothing meanwhile."""
+    since, asleep = time.monotonic(), ""
     while time.monotonic() - since < 4:
-        if (now := said("top", container, "-eo", "pid,args")) != running:
-            since, running = time.monotonic(), now
+        now = said("top", container, "-eo", "stat,pid,args")
+        if now != asleep or not all(line.startswith("S") for line in now.splitlines()):  # so does the heading
+            since, asleep = time.monotonic(), now
         time.sleep(0.2)
 
 
