@@ -16,6 +16,7 @@ import re
 import secrets
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -154,6 +155,7 @@ class ProcessSandboxes:
             self._running = [running for running in self._running if not running.ended.done()]
             processes = table() if self._running else []
             for running in self._running:
+                running.sandbox.forget_sessions()
                 own = processes_of(processes, running.sandbox.id, running.sandbox.sessions)
                 memory, cpu = running.sandbox.memory_mb, running.limits.cpu_seconds
                 if running.sandbox.was_out_of_memory():
@@ -180,6 +182,8 @@ class ProcessSandbox:
         self.id, self.memory_mb = sandbox_id, memory_mb
         self.work, self.home = str(directory / "work"), str(directory / "home")
         self.sessions: set[int] = set()
+        self._noted_at: dict[int, int] = {}
+        """When each session had begun, in ticks. The leader of another one of this number starts later."""
         self.group: memory_group.MemoryGroup | None = None
         """What holds it to its memory limit. None: this process does."""
         self._kills = 0
@@ -254,7 +258,13 @@ class ProcessSandbox:
             ) from error
         output.close_writer()
         self.sessions.add(process.pid)
+        self._noted_at[process.pid] = now_ticks()
         return exit_code_of(process)
+
+    def forget_sessions(self) -> None:
+        """Forget sessions whose number the kernel has given to another process: theirs have no member any more."""
+        noted = self._noted_at
+        self.sessions -= {one for one in self.sessions if (start_of(one) or 0) > noted.get(one, sys.maxsize)}
 
     async def _end_of(self, exit_code: asyncio.Future[int], limits: Limits) -> Ended:
         loop = asyncio.get_running_loop()
@@ -288,8 +298,10 @@ class ProcessSandbox:
         killed: set[tuple[int, int]] = set()
         unsettled: set[int] | None = None
         deadline, looks = time.monotonic() + PATIENCE_SECONDS, 0
-        while self.sessions:
+        used = bool(self.sessions)  # else no command has run since the last time
+        while used:
             looks += 1
+            self.forget_sessions()
             own, starting = kill(self.id, self.sessions, self._made_at)
             killed |= {(process.pid, process.started) for process in own}
             # Only a process that was starting in every look since the last one that found any can still be the

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from sandboxes.base import Limits, SandboxError, Spec
 from sandboxes.local import bubblewrap, memory_group
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
-from sandboxes.local.processes import Process, processes_of, table
+from sandboxes.local.processes import Process, processes_of, start_of, table
 from tests.conftest import need
 
 PYTHON = os.path.realpath(sys.executable)
@@ -247,6 +247,23 @@ async def test_a_child_that_is_forked_while_its_parent_is_killed_is_found_within
     await sandbox.stop()
 
 
+async def test_a_session_that_has_got_the_number_of_an_earlier_one_is_left_alone(tmp_path: Path) -> None:
+    """Numbers of processes come again after 32,768 others: minutes, on a busy machine."""
+    sandbox = await ProcessSandboxes(tmp_path).start()
+    await sandbox.run("setsid sleep 600 >/dev/null 2>&1 &", Limits(), {})
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as another:
+        started = start_of(another.pid)
+        assert started is not None
+        sandbox.sessions = {another.pid}  # as if the command of the sandbox had had this number before
+        sandbox._noted_at[another.pid] = started - 1
+        try:
+            assert await sandbox.end_processes() == 1 and another.poll() is None
+        finally:
+            another.kill()
+    assert processes_of(table(), sandbox.id) == []
+    await sandbox.stop()
+
+
 @pytest.mark.parametrize("looks", [150, 300])
 async def test_a_killed_process_that_does_not_come_to_its_end_for_seconds_survives_only_after_many_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
@@ -255,7 +272,7 @@ async def test_a_killed_process_that_does_not_come_to_its_end_for_seconds_surviv
     sandbox = await ProcessSandboxes(tmp_path).start()
     await sandbox.run("true", Limits(), {})
     dying = Process(101, 1, 101, 101, 0.0, 0, sandbox.id)
-    seen = iter([*[([dying], [])] * looks, ([], [])])
+    seen: Iterator[tuple[list[Process], list[Process]]] = iter([*[([dying], [])] * looks, ([], [])])
     monkeypatch.setattr("sandboxes.local.process.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("sandboxes.local.process.kill", lambda *_: next(seen, ([], [])))
     if looks == 150:
