@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -152,15 +152,27 @@ ALIVE = {
 """What a dialect's clients take for a sign of life. Gemini's wait once they have the headers."""
 
 
+class PausedAfterOneEvent(asyncio.Event):
+    """Lets each call of an engine send one event, and the others when it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = set[asyncio.Task[Any] | None]()
+
+    async def wait(self) -> Literal[True]:
+        if (call := asyncio.current_task()) not in self._begun:
+            self._begun.add(call)
+            return True
+        return await super().wait()
+
+
 async def test_an_engine_that_is_paused_and_updated_in_mid_stream(serve: Serve) -> None:
-    stand = await serve(
-        lambda prompt, ids: ScriptedReply(TEXT, seconds_per_token=0.01), limits={"keepalive_seconds": 0.1}
-    )
+    stand = await serve(lambda prompt, ids: ScriptedReply(TEXT, tokens_per_event=4), limits={"keepalive_seconds": 0.1})
     assert stand.engine is not None
+    stand.engine.running = PausedAfterOneEvent()  # no stream may end before the last one has begun
     got = {dialect.name: bytearray() for dialect in DIALECT_CLIENTS}
     reading = [asyncio.ensure_future(read(stand, dialect, got[dialect.name])) for dialect in DIALECT_CLIENTS]
     await until(lambda: all(dialect.text_of(bytes(got[dialect.name]), True) for dialect in DIALECT_CLIENTS))
-    stand.engine.running.clear()
     begun = {name: data.count(ALIVE.get(name, b"")) for name, data in got.items()}
     await until(lambda: all(got[name].count(mark) > begun[name] for name, mark in ALIVE.items()))
     stand.engine.version = "after"
