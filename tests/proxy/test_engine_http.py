@@ -128,7 +128,8 @@ async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
     async with serving(server := Server(closes=True)) as connections:
         for _ in range(3):
             assert (await post(connections)).error is None
-            await asyncio.sleep(0.05)  # the end of the connection is on its way
+            while connections._open:  # the end of the connection is on its way
+                await asyncio.sleep(0.01)
         assert server.connections == 3
 
 
