@@ -43,13 +43,13 @@ from proxy.pool.search.build import Builder
 from proxy.pool.search.build import progress as progress_of
 from proxy.pool.search.index import open_writer
 from proxy.pool.search.query import Wanted, search
-from proxy.pool.terminal import progress
 from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.finished_rollouts import finished_rollout, finished_rollouts
 from proxy.pool.training.steps import Published, latest, publish, reopen_after
 from proxy.pool.training.windowed_fifo import LeaseRule, lease, of_step
 from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.pool.make import TASK, new_completion, record
+from tests.pool.told import tell_at_once
 from trainer.config.step import StepOptions
 from trainer.data.assemble import assemble
 
@@ -151,7 +151,7 @@ def test_archived_rollouts_are_read_as_before(trained: Pool, archived: Command, 
 def test_its_progress_has_a_total(
     trained: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)  # as fast as lines can be printed
+    tell_at_once(monkeypatch)
     run = find_run(trained, "r")
     archive(trained, run, limits := horizon(trained, run, 1), tmp_path / "old")
     drop(trained, run, limits)

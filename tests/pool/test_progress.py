@@ -15,6 +15,17 @@ from proxy.pool.rollouts.runs import open_run
 from proxy.pool.terminal import progress as module
 from proxy.pool.terminal.progress import pace, progress
 from tests.pool.make import finished_group
+from tests.pool.told import tell_at_once
+
+
+def said_until(capsys: pytest.CaptureFixture[str], text: str) -> list[str]:
+    """Wait until a whole line has this text, and return the lines up to it."""
+    said, deadline = "", time.monotonic() + 60
+    while text not in said.rpartition("\n")[0]:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+    return said.splitlines()
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds(
@@ -23,24 +34,20 @@ def test_without_a_terminal_a_line_comes_every_few_seconds(
     monkeypatch.setattr(module, "PLAIN_SECONDS", 0.05)
     with progress("verifying pool.db", total=4, unit="attempts") as advance:
         advance(1)
-        time.sleep(0.5)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines and all(line.startswith("verifying pool.db: 1 of 4 attempts, ") for line in lines)
-    assert lines[0].endswith(" s left")
+        *_, line = said_until(capsys, "1 of 4")
+        assert line.startswith("verifying pool.db: 1 of 4 attempts, ") and line.endswith(" s left")
+    capsys.readouterr()
     with progress("loading the model"):
-        time.sleep(0.5)
-    assert capsys.readouterr().err.startswith("loading the model: ")
+        assert said_until(capsys, "model")[0].startswith("loading the model: ")
 
 
 def test_what_goes_on_may_change(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(module, "PLAIN_SECONDS", 0.05)
     steps = ["Step 1/2"]
     with progress(lambda: f"building: {steps[-1]}"):
-        time.sleep(0.3)
+        assert said_until(capsys, "Step")[0].startswith("building: Step 1/2: ")
         steps.append("Step 2/2")
-        time.sleep(0.3)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("building: Step 1/2: ") and lines[-1].startswith("building: Step 2/2: ")
+        assert said_until(capsys, "2/2")[-1].startswith("building: Step 2/2: ")
 
 
 def test_the_command_that_verifies_a_pool_says_how_many_attempts_are_left(
@@ -48,7 +55,7 @@ def test_the_command_that_verifies_a_pool_says_how_many_attempts_are_left(
 ) -> None:
     run = open_run(pool, "r", "train", {})
     finished_group(pool, run.id, [1.0] * 60)
-    monkeypatch.setattr(module, "PLAIN_SECONDS", 0.001)
+    tell_at_once(monkeypatch)
     assert main(["pool", "verify", pool.url]) == 0
     printed = capsys.readouterr()
     assert "60 attempts" in printed.out

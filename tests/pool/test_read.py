@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,12 +25,12 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import groups
-from proxy.pool.terminal import progress
 from proxy.pool.training.steps import Published, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.conftest import need
 from tests.pool.make import TASK, finished_group, new_completion, record
+from tests.pool.told import tell_at_once
 from tests.proxy.sdks import environments
 
 ROOT = Path(__file__).parents[2]
@@ -120,10 +119,9 @@ def test_a_reader_sees_how_many_rollouts_are_left(
 ) -> None:
     for which in (RolloutFilter(), RolloutFilter(run="r", all_attempts=True), RolloutFilter(first_step=1, last_step=1)):
         assert count(recorded.pool, which) == len(list(rollouts(recorded.pool, which)))
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.05)
+    tell_at_once(monkeypatch)
     with shown(recorded.pool, RolloutFilter(run="r"), "exporting") as found:
-        for _ in found:
-            time.sleep(0.1)
+        assert len(list(found)) == 7
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("exporting: ") and all(" of 7 rollouts" in line for line in lines)
 

@@ -16,9 +16,9 @@ from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.read import RolloutFilter, rollouts
 from proxy.pool.read.records import RolloutRecord
-from proxy.pool.terminal import progress
 from proxy.prompt.template import ChatTemplate
 from tests.conftest import need
+from tests.pool.told import tell_at_once
 from tests.proxy.conftest import SHELL, Serve
 from tests.proxy.sdks import environments
 from tests.proxy.traced import READ, Traced, traced
@@ -427,7 +427,7 @@ def test_an_import_shows_how_many_documents_are_left(
     lines = [json.dumps(document(session_id=f"s{number}")) for number in range(40)]
     (tmp_path / "a.jsonl").write_text("\n\n".join(lines))
     (tmp_path / "b.json").write_text(json.dumps(document(subagent_trajectories=[document()])))
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.001)
+    tell_at_once(monkeypatch)
     imported(pool, "d", tmp_path, tiny_model)
     printed = capsys.readouterr()
     assert printed.out.startswith("42 documents: 41 groups with 41 rollouts; ")
