@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,8 @@ async def test_calls_of_runs_outlast_an_engine_that_is_killed_in_mid_answer(serv
     assert stream.count(b": keep-alive") > before and b"error" not in stream and not any(map(asyncio.Task.done, tasks))
     assert (await stand.chat(user("hi")))["status"] == 503  # of no run: nobody says how long it may wait
     await engine.start()
+    # At once, as the call without a place has waited for it before the outage, too.
+    engine.served.script = lambda prompt, ids: replace(rest(prompt, ids), seconds_per_token=0.0)
     answers = await asyncio.gather(*tasks)
     assert [answer.status for answer in answers] == [200] * 4
     events = [msgspec.json.decode(line[6:]) for line in stream.splitlines() if line.startswith(b"data: {")]
@@ -226,7 +229,10 @@ async def test_calls_of_a_run_wait_while_no_engine_has_its_weights(serve: Serve,
     assert {span.version for span in row.versions} == {version}
 
 
-async def test_a_call_waits_for_an_engine_only_while_a_harness_works_at_its_run(serve: Serve, engine: Engine) -> None:
+async def test_a_call_waits_for_an_engine_only_while_a_harness_works_at_its_run(
+    serve: Serve, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.engine.replicas.fleet.CHECK_SECONDS", 0.2)
     stand = await serve(url=engine.url, limits={"unattended_seconds": 3})  # far above how often it looks
     [(_, key)], [(attempt, key_of_attended)] = attempts(stand, 1, "left"), attempts(stand, 1)
     with owned(stand.pool, open_run(stand.pool, "a run", "train", {})):

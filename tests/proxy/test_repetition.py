@@ -22,7 +22,7 @@ from tests.captures.player import written
 from tests.captures.recorded import sessions
 from tests.proxy.conftest import SHELL, Serve, Stand, user
 from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient
-from tests.proxy.test_outage import Engine, engine, until
+from tests.proxy.test_outage import Engine, engine, outage, until
 from tests.proxy.test_purposes import issued_key
 from tests.proxy.test_routed_experts import expected, mixture, stand_for
 from trainer.data.assemble import merge, why_not_trainable
@@ -245,7 +245,11 @@ async def test_tokens_of_before_an_outage_count(serve: Serve, engine: Engine) ->
     task = asyncio.create_task(read())
     await until(begun)
     await engine.kill()
-    await asyncio.sleep(0.1)
+
+    async def seen() -> bool:
+        return bool((await outage(stand))["away"])
+
+    await until(seen)
     await engine.start()
     engine.served.script = lambda prompt, ids: ScriptedReply(whole, end=False, tokens_per_event=50)
     await task
