@@ -5,6 +5,7 @@ import resource
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine, ScriptedReply
+from proxy.http.bodies import BodyBytes, HeldBody
 from proxy.http.connections import Places
 from proxy.http.limits import RequestLimits
 from proxy.pool.database import open_pool
@@ -197,13 +199,28 @@ async def test_bodies_of_one_attempt_are_bounded(serve: Serve, wire: Callable[[s
     await until_served(stand, "agent")
 
 
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Bytes of bodies that proxies have received, by attempt."""
+    received, grow = Counter[int](), BodyBytes.grow
+
+    def growing(ledger: BodyBytes, body: HeldBody, count: int) -> None:
+        received[body.attempt_id] += count
+        grow(ledger, body, count)
+
+    monkeypatch.setattr(BodyBytes, "grow", growing)
+    return received
+
+
 async def test_bodies_of_all_attempts_are_bounded_at_the_cost_of_the_largest(
-    serve: Serve, wire: Callable[[str], Wire]
+    serve: Serve, wire: Callable[[str], Wire], arrived: Counter[int]
 ) -> None:
     stand = await serve(lambda prompt, ids: "ok", limits={"all_body_bytes": MIB})
     greedy = wire(stand.url)
     one = await greedy.send(head("greedy", MIB) + bytes(MIB // 2 - 100))
     await greedy.send(head("greedy", MIB) + bytes(MIB // 4))
+    while arrived.total() < MIB // 2 - 100 + MIB // 4:  # the modest one is not to come first
+        await asyncio.sleep(0.01)
     padding = msgspec.json.encode({"messages": [user("hi")], "user": "x" * (MIB // 2)})
     async with stand.post(padding, "modest") as answer:
         assert answer.status == 200
@@ -292,9 +309,12 @@ async def test_connections_of_one_attempt_are_bounded(serve: Serve, wire: Callab
     raw, call = wire(stand.url), head("agent", len(HI)) + HI
     idle = [await raw.send(call) for _ in range(2)]
     assert [await status_of(reader) for reader in idle] == [200, 200]
-    assert await status_of(await raw.send(call)) == 200  # in the place of an idle one
+    idle.append(await raw.send(call))
+    assert await status_of(idle[-1]) == 200  # in the place of an idle one
     half = head("agent", 100) + b"{"
     await raw.send(half, count=2)
+    for reader in idle:
+        await reader.read()  # to its end: the other two have made room for the halves, which have both places now
     refused = await raw.send(call)
     assert await status_of(refused) == 429 and b"has 2 connections with calls at work" in await refused.read()
     assert (await stand.chat(user("hi"), key="another"))["status"] == 200
