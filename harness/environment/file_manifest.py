@@ -89,6 +89,8 @@ async def take_manifest(
     limits = Limits(seconds=SECONDS, output_bytes=1 << 10)
     command = f"{_SHOW}{shallow}printf '{_FIRST}\\0'\n{deep}printf 'end\\0'"
     result = await sandbox.run(command, limits, {}, on_output=lines.add)
+    if result.cut:  # what is missing would pass for removed, or for the agent's own later
+        raise SandboxError(f"the files of sandbox {sandbox.id} cannot be listed: the end of the list was lost")
     path, temporary, files = lines.read()
     if not lines.begun:
         raise SandboxError(f"the files of sandbox {sandbox.id} cannot be listed: {result.output[-300:].strip()!r}")

@@ -102,6 +102,8 @@ async def _contents(sandbox: Sandbox, paths: str, limit: int) -> dict[str, bytes
     result = await sandbox.run(f"set -- {paths}\n{_CONTENTS}", limits, {}, on_output=take)
     if result.ended != "exit":
         raise SandboxError(f"the files of sandbox {sandbox.id} cannot be read: ended by its {result.ended} limit")
+    if result.cut:
+        raise SandboxError(f"the files of sandbox {sandbox.id} cannot be read: the end of what they hold was lost")
     known, at = {}, 0
     while at < len(output) and (end := output.find(b"\n", at)) > 0:
         size, _, path = output[at:end].decode(errors="replace").partition(" ")

@@ -70,6 +70,6 @@ def _places_of_solution(task: Task, sandbox: Sandbox) -> Iterator[str]:
 
 async def _run(sandbox: Sandbox, command: str, env: Mapping[str, str]) -> str:
     result = await sandbox.run(command, Limits(seconds=SECONDS), env)
-    if result.exit_code:
+    if result.exit_code or result.cut:  # a program that is left out would keep its verdict
         raise SandboxError(f"the solution's programs cannot be replaced: {result.output[-300:].strip()}")
     return result.output

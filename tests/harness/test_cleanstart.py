@@ -12,7 +12,9 @@ import pytest
 
 from harness.environment.clean_start import clean_start, leftovers
 from harness.environment.file_manifest import FileManifest, take_manifest, write_difference
+from harness.environment.snapshot import Snapshot, contents
 from harness.tasks import Task
+from harness.validation.hollow import hollow_out
 from sandboxes.base import Limits, Result, SandboxError, Spec
 from sandboxes.local.process import ProcessSandbox
 from tests.harness.conftest import HELLO
@@ -169,3 +171,24 @@ async def test_what_cannot_be_removed_is_reported(sandbox: ProcessSandbox) -> No
         (link, False),
         (f"{sandbox.work}/.pytest_cache", True),
     }
+
+
+async def test_no_list_and_no_content_is_taken_from_an_output_whose_end_was_lost(
+    sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is missing in the first list would pass for the agent's own, and a missing original for none."""
+    before = await take_manifest(sandbox, Spec(), own_root=False)
+    await sandbox.write("main.py", "pass")
+    run, lost = sandbox.run, ""
+
+    async def lose(command: str, *arguments: Any, **more: Any) -> Result:
+        return replace(await run(command, *arguments, **more), cut=lost in command)
+
+    monkeypatch.setattr(sandbox, "run", lose)
+    with pytest.raises(SandboxError, match="cannot be listed: the end of the list was lost"):
+        await take_manifest(sandbox, Spec(), own_root=False)
+    with pytest.raises(SandboxError, match="the end of what they hold was lost"):
+        await contents(sandbox, [f"{sandbox.work}/main.py"])
+    lost = "for f do"
+    with pytest.raises(SandboxError, match="the solution's programs cannot be replaced"):
+        await hollow_out(sandbox, task(), Snapshot(Spec(), False, before))

@@ -111,8 +111,18 @@ async def test_a_case_whose_output_lost_its_end_is_neither_right_nor_wrong(
         return replace(await run(*arguments), output="", cut=True)
 
     monkeypatch.setattr(sandbox, "run", lose)
+    fives = judged("", cases=[{"command": "echo 5 && echo ran >> runs", "output": "5"}])
     with pytest.raises(SandboxError, match="the end of a case's output was lost, so nobody knows whether it is right"):
-        await verify(sandbox, judged("", cases=[{"command": "echo 5", "output": "5"}]))
+        await verify(sandbox, fives)
+    assert await sandbox.read("runs") == b"ran\n" * 3
+
+    async def lose_once(*arguments: Any) -> Result:
+        monkeypatch.setattr(sandbox, "run", run)
+        return await lose(*arguments)
+
+    monkeypatch.setattr(sandbox, "run", lose_once)
+    assert (await verify(sandbox, fives)).reward == 1
+    assert await sandbox.read("runs") == b"ran\n" * 5
 
 
 async def test_what_must_come_out_never_enters_the_sandbox(sandbox: ProcessSandbox) -> None:

@@ -10,7 +10,7 @@ from typing import IO
 from sandboxes.base import Ended, Limits, Result, SandboxError
 from sandboxes.docker.container import freezing
 from sandboxes.docker.container.end_mark import EndMark
-from sandboxes.docker.container.processes import MERGED
+from sandboxes.docker.container.processes import COMMAND, MERGED
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.output import BoundedOutput
 
@@ -26,7 +26,7 @@ async def run(daemon: DockerDaemon, container: str, command: str, limits: Limits
     def result(ended: Ended, code: int, cut: bool = False) -> Result:
         return Result(ended, code, output.text(cut), output.dropped, time.monotonic() - began, cut)
 
-    inside = ContainerCommand(argv=("/bin/sh", "-c", MERGED, "sh", command), user="", work="")
+    inside = ContainerCommand(argv=("/bin/sh", "-c", MERGED, "sh"), user="", work="", env={COMMAND: command})
     try:
         async with asyncio.timeout(limits.seconds):
             code = await daemon.execute(container, mark.on(inside), mark.add)

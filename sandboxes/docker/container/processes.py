@@ -8,8 +8,18 @@ can kill the script: then it is repeated, and in the end the sandbox is given up
 
 from collections.abc import Iterable
 
-MERGED = 'exec 2>&-; /bin/sh -c "$1" 2>&1'
-"""Runs a shell command, with its stderr in its stdout. The outer shell says nothing of its own, as of a signal."""
+COMMAND = "BLACKFORGE_COMMAND"
+"""Name of the environment variable with the command that MERGED runs. As an argument, `pgrep -f` would find it."""
+MERGED = f"""
+_blackforge_command=${COMMAND}
+unset {COMMAND}
+trap : HUP INT QUIT TERM USR1 USR2
+exec 2>&-
+(exec /bin/sh -c "$_blackforge_command" 2>&1)
+"""
+"""Runs a shell command, with its stderr in its stdout. The outer shell outlives a signal to the command's process
+group, and says nothing of its own, as of a signal that ended the command: its stderr is closed also meanwhile, since
+no shell but the subshell redirects it."""
 
 _LOOK = r"""
 look() {
@@ -102,7 +112,7 @@ exit 1
 
 OOM_KILLS = (
     "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null "
-    "| while read -r name count; do [ $name = oom_kill ] && echo $count; done"
+    "| while read -r name count; do case $name in oom_kill) echo $count ;; esac; done"
 )
 """Prints how often the kernel killed a process of the container for lack of memory (cgroup v2 or v1)."""
 

@@ -20,7 +20,7 @@ from sandboxes.docker.container import beside, freezing
 from sandboxes.docker.container import restore as originals
 from sandboxes.docker.container.end_mark import EndMark
 from sandboxes.docker.container.files import ContainerFiles
-from sandboxes.docker.container.processes import END, MERGED, OOM_KILLS, PARENTS, TABLE, only_main
+from sandboxes.docker.container.processes import COMMAND, END, MERGED, OOM_KILLS, PARENTS, TABLE, only_main
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.profiles import UserAccount
 from sandboxes.docker.services import service_container
@@ -32,8 +32,8 @@ GRACE_SECONDS = 10.0
 """Time for a command to end after its processes have been ended."""
 KILLED = 137
 """Exit code of a command that SIGKILL has ended, as a shell reports it."""
-LONGEST_COMMAND = 128 << 10
-"""Bytes from which on Linux refuses an argument."""
+LONGEST_COMMAND = (128 << 10) - len(f"{COMMAND}=")
+"""Bytes from which on Linux refuses a command in an environment variable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class DockerSandbox:
         began = self._clock()
         kept = BoundedOutput(limits.output_bytes, on_output)
         mark = EndMark(kept.add)
-        inside = mark.on(self.command(("/bin/sh", "-c", MERGED, "sh", command), user, env))
+        inside = mark.on(self.command(("/bin/sh", "-c", MERGED, "sh"), user, {**env, COMMAND: command}))
         running = asyncio.create_task(self.daemon.execute(self.container, inside, mark.add))
         ended, code = await self.finish(running, limits)
         cut = mark.end(code) and ended == "exit"

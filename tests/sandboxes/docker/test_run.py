@@ -2,16 +2,20 @@
 
 import asyncio
 import os
+import subprocess
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sandboxes.base import Image, Limits, Result, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.container.processes import only_main
-from sandboxes.docker.container.sandbox import DockerSandbox
+from sandboxes.docker.container.processes import COMMAND, OOM_KILLS, only_main
+from sandboxes.docker.container.sandbox import LONGEST_COMMAND, DockerSandbox
+from sandboxes.docker.daemon import DockerDaemon
 from sandboxes.docker.labels import KIND, PID
 from tests.daemons import said
 from tests.sandboxes.docker.conftest import SMALL, says
@@ -27,6 +31,22 @@ async def either(request: pytest.FixtureRequest, sandboxes: DockerSandboxes) -> 
     sandbox = await sandboxes.start(replace(SMALL, image=Image(name=request.param)))
     yield sandbox
     await sandbox.stop()
+
+
+async def let_go(sandbox: DockerSandbox) -> None:
+    """Make the file `go`, and return when its processes have been the same for four seconds.
+
+    By a connection of its own: on a busy machine what the sandbox's one says of the file comes after the commands' end.
+    """
+    daemon = await DockerDaemon.open(sandbox.daemon.address)
+    assert await daemon.execute(sandbox.container, sandbox.command(("touch", "go"), "agent", {}), print) == 0
+    seen, since = None, time.monotonic()
+    while time.monotonic() < since + 4:
+        listed = await daemon.container(sandbox.container).top(ps_args="-eo pid")
+        if (now := sorted(pid for [pid] in listed["Processes"])) != seen:
+            seen, since = now, time.monotonic()
+        await asyncio.sleep(0.1)
+    await daemon.close()
 
 
 async def ends(sandbox: DockerSandbox, command: str, **limits: float) -> Result:
@@ -68,8 +88,8 @@ async def test_output_whose_end_the_daemon_loses_is_not_taken_for_whole(strict: 
     running = [asyncio.create_task(prints(size)) for size in sizes]
     while len(begun) < len(sizes):
         await asyncio.sleep(0.05)
-    await strict.write("go", "")
-    wait_unread(strict.container)
+    with ThreadPoolExecutor() as threads:  # while nobody reads
+        threads.submit(asyncio.run, let_go(strict)).result()
     results = await asyncio.gather(*running)
     lost = {size for size, result in zip(sizes, results, strict=True) if result.output.count("\0") < size}
     assert lost == {size for size, result in zip(sizes, results, strict=True) if result.cut} != set()
@@ -77,21 +97,39 @@ async def test_output_whose_end_the_daemon_loses_is_not_taken_for_whole(strict: 
         assert result.exit_code == 0 and result.output.endswith("[the end of this output was lost]\n") == result.cut
 
 
-def wait_unread(container: str) -> None:
-    """Wait until all processes of a container have slept for four seconds. The event loop reads nothing meanwhile."""
-    since, asleep = time.monotonic(), ""
-    while time.monotonic() - since < 4:
-        now = said("top", container, "-eo", "stat,pid,args")
-        if now != asleep or not all(line.startswith("S") for line in now.splitlines()):  # so does the heading
-            since, asleep = time.monotonic(), now
-        time.sleep(0.2)
-
-
 async def test_what_a_command_leaves_behind_may_print_on_and_nobody_sees_the_mark(either: DockerSandbox) -> None:
     result = await ends(either, "(sleep 0.5; echo late) & echo early")
     assert (result.output, result.cut) == ("early\nlate\n", False)
     result = await ends(either, "trap '' EXIT; kill -9 $PPID; sleep 1")
     assert (result.ended, result.exit_code, result.output, result.cut) == ("exit", 137, "", False)
+
+
+async def test_the_shell_around_a_command_neither_shows_it_nor_speaks_nor_dies_with_it(either: DockerSandbox) -> None:
+    """So a verdict by `pgrep -f SERVER` finds no server in the words of the verifier's own command."""
+    shown = "echo sought; tr '\\0' ' ' </proc/$PPID/cmdline | grep -c sought || :"
+    assert await says(either, shown) == "sought\n0"
+    result = await ends(either, "kill -9 $$")
+    assert (result.ended, result.exit_code, result.output) == ("exit", 137, "")
+    result = await ends(either, f"echo ${COMMAND}; trap '' TERM; kill 0; exit 4")
+    assert (result.ended, result.exit_code, result.output) == ("exit", 4, "\n")
+
+
+async def test_the_end_of_what_fills_a_pipe_that_does_not_block_comes(strict: DockerSandbox) -> None:
+    flood = "import os\nos.set_blocking(1, False)\nn = 0\nwhile n < 3e6:\n"
+    flood += "  try: n += os.write(1, b'x' * 65536)\n  except BlockingIOError: pass\n"
+    flood += "try:\n  while True: n += os.write(1, b'x')\nexcept BlockingIOError: pass\n"
+    for _ in range(5):
+        result = await ends(strict, f'python3 -c "{flood}"')
+        assert (result.exit_code, result.cut) == (0, False)
+
+
+@pytest.mark.parametrize("last", ["oom_kill 3", "oom_kill 3\noom_group_kill 0"])
+def test_kills_for_lack_of_memory_are_counted_whatever_the_kernel_lists_last(tmp_path: Path, last: str) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text(f"low 0\noom 3\n{last}\n")
+    script = OOM_KILLS.replace("/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control", str(events))
+    counted = subprocess.run(["/bin/sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert (counted.returncode, counted.stdout) == (0, "3\n")
 
 
 async def test_a_time_limit_ends_the_whole_tree_with_daemons_that_have_fled(either: DockerSandbox) -> None:
@@ -145,9 +183,10 @@ async def test_a_cpu_limit_counts_the_whole_tree(strict: DockerSandbox) -> None:
 
 
 async def test_a_command_that_cannot_be_started_is_told(strict: DockerSandbox) -> None:
-    assert (await ends(strict, ": " + "x" * ((128 << 10) - 3))).exit_code == 0
+    longest = LONGEST_COMMAND - len(": ") - 1  # Linux counts the NUL at its end
+    assert (await ends(strict, ": " + "x" * longest)).exit_code == 0
     with pytest.raises(SandboxError, match="put long text in files"):
-        await ends(strict, ": " + "x" * ((128 << 10) - 2))
+        await ends(strict, ": " + "x" * (longest + 1))
 
 
 async def test_a_root_who_ends_the_main_process_has_ended_its_sandbox(harbor: DockerSandbox) -> None:
