@@ -40,7 +40,8 @@ async def let_go(sandbox: DockerSandbox) -> None:
     """
     daemon = await DockerDaemon.open(sandbox.daemon.address)
     assert await daemon.execute(sandbox.container, sandbox.command(("touch", "go"), "agent", {}), print) == 0
-    seen, since = None, time.monotonic()
+    seen: list[str] = []
+    since = time.monotonic()
     while time.monotonic() < since + 4:
         listed = await daemon.container(sandbox.container).top(ps_args="-eo pid")
         if (now := sorted(pid for [pid] in listed["Processes"])) != seen:
