@@ -88,9 +88,10 @@ async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
     def modules() -> Collection[str]:  # asked from the thread that compares
         asking = fresh.run(LIST_MODULES, Limits(seconds=SECONDS), {})
         result = asyncio.run_coroutine_threadsafe(asking, loop).result()
-        if result.exit_code or result.dropped or result.cut:  # without the list, what shadows a module would travel
+        if result.cut:  # without the list, what shadows a module would travel
+            raise SandboxError("the Python modules of the fresh sandbox cannot be listed: the end of the list was lost")
+        if result.exit_code or result.dropped:
             how = f"python3 ended with code {result.exit_code} and {result.dropped} bytes too many"
-            how = "the end of the list was lost" if result.cut else how
             raise SandboxError(f"the Python modules of the fresh sandbox cannot be listed ({how}); see to its image")
         return result.output.split()
 
