@@ -17,6 +17,7 @@ from pathlib import Path
 import aiodocker
 import aiohttp
 from aiodocker.containers import DockerContainer
+from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 
 from sandboxes.base import SandboxError
@@ -32,6 +33,9 @@ CALL_SECONDS = 300.0
 HOOK_FAILED = "error running hook"
 """What Docker says where its own hook, which connects a container's network, has failed."""
 START_TRIES, START_PAUSE_SECONDS = 3, 0.5
+PAUSED = "is paused, unpause the container before exec"
+"""What Docker says of a command in a container that it takes for paused."""
+PAUSED_TRIES, PAUSED_PAUSE_SECONDS = 50, 0.1
 
 
 class DaemonError(SandboxError):
@@ -130,13 +134,7 @@ class DockerDaemon:
         CommandNotStarted when it never began to run.
         """
         with self.translating_errors(f"a command in {container}"):
-            execution = await self.container(container).exec(
-                list(command.argv),
-                user=command.user,
-                environment=dict(command.env),
-                workdir=command.work,
-                stdin=command.stdin is not None,
-            )
+            execution = await self._exec(container, command)
             async with execution.start() as stream:
                 reading = asyncio.create_task(_read(stream, sink))
                 feeding = asyncio.create_task(_feed(stream, command.stdin))
@@ -160,6 +158,26 @@ class DockerDaemon:
                 raise SandboxError(f"a command in {container}: the container is not running")
             raise CommandNotStarted(f"{command.argv[0]} could not be started in {container}; its image may lack it")
         return state["ExitCode"]
+
+    async def _exec(self, container: str, command: ContainerCommand) -> Exec:
+        """Create a command. Tried some times where the container is paused, as the daemon may only believe that.
+
+        It notes that a container was paused a second time when the event comes, which may be after it has gone on.
+        """
+        for left in reversed(range(PAUSED_TRIES)):
+            try:
+                return await self.container(container).exec(
+                    list(command.argv),
+                    user=command.user,
+                    environment=dict(command.env),
+                    workdir=command.work,
+                    stdin=command.stdin is not None,
+                )
+            except aiodocker.DockerError as error:
+                if not left or PAUSED not in error.message:
+                    raise
+            await asyncio.sleep(PAUSED_PAUSE_SECONDS)
+        raise AssertionError("the last try returns or raises")
 
     async def _has_ended(self, container: str) -> bool:
         """Whether a container has ended. The daemon notes the end up to a second after the container's processes."""

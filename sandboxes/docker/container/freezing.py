@@ -73,9 +73,15 @@ async def pause(container: DockerContainer) -> None:
 
 
 async def thaw(daemon: DockerDaemon, container: str) -> None:
+    """Let a paused container go on. Looked at some times, as the event of an earlier thaw may come after a pause, and
+    the daemon then takes the container for running for a moment."""
+    target = daemon.container(container)
     with daemon.translating_errors(f"letting {container} go on"):
-        if (await daemon.container(container).show())["State"]["Paused"]:
-            await daemon.container(container).unpause()
+        for left in reversed(range(PAUSE_TRIES)):
+            if (await target.show())["State"]["Paused"]:
+                return await target.unpause()
+            if left:
+                await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def kill(daemon: DockerDaemon, container: str, holder: Mapping[str, Any] | None) -> None:
