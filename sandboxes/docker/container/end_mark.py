@@ -1,7 +1,7 @@
 """Notices where the daemon lost the end of a command's output.
 
 The daemon reads an output for two seconds after its command's end, and throws away what is left then, without a word to
-its client (seen in 20.10; the code of 28 has the same limit). A busy machine or a client that stands still is all that
+its client (seen in 20.10; later code has the same limit). A busy machine or a client that stands still is all that
 it takes. So a shell prints a mark when it ends, and where the mark arrived, all before it did, too. The mark is random,
 so that no output has it by chance. Whoever reads the shell's arguments could print it early; that only hides a loss.
 A program of the same user can read it from the pipe itself, and that passes for a loss: make no loss a gain. Left out:
