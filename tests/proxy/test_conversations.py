@@ -8,8 +8,9 @@ import pytest
 
 from proxy.prompt.conversations.reading import TemplateReader
 from proxy.prompt.template import ChatTemplate, TemplateError
+from tests.conftest import need
 from tests.proxy.conftest import SHELL, user
-from tests.proxy.zoo import FAMILIES, make_zoo
+from tests.proxy.zoo import CARRIER, FAMILIES, make_zoo
 
 UNREAD = {"Mistral", "DeepSeek-R1, real", "Grok, real", "Llama-3, real", "Llama-4, real"}
 """Families whose prompts with results of tools stay text, or whose template shows no calls."""
@@ -38,8 +39,7 @@ def conversation(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_is_read_back(family: str, zoo: dict[str, ChatTemplate]) -> None:
-    if family not in zoo:
-        pytest.skip("the package that carries this template is not installed")
+    need(CARRIER, family in zoo)
     template = zoo[family]
     reader, messages = TemplateReader(template), conversation('a\n"b"')
     try:

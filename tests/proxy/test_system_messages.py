@@ -9,9 +9,10 @@ import pytest
 from proxy.prompt.conversations.separators import Separators
 from proxy.prompt.system_messages import AS_USER, JOINED, KEPT, WAYS, SystemWay, arranged
 from proxy.prompt.template import ChatTemplate
+from tests.conftest import need
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, user
 from tests.proxy.written import WRITERS
-from tests.proxy.zoo import FAMILIES, make_zoo
+from tests.proxy.zoo import CARRIER, FAMILIES, make_zoo
 
 SHOWN_LATER = "{%- if message.role == 'user' or (message.role == 'system' and not loop.first) -%}"
 REFUSED_LATER = (
@@ -62,6 +63,7 @@ def start(serve: Serve, zoo: dict[str, ChatTemplate]) -> Start:
     """Return a function that starts a gateway whose model thinks and calls once, and then is done."""
 
     async def start(name: str) -> tuple[Stand, Seen]:
+        need(CARRIER, name in zoo)
         family = FAMILIES.get(name, QWEN)
 
         def script(prompt: str, ids: Any) -> str:
@@ -102,9 +104,7 @@ async def of_codex(stand: Stand, *more: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @BROKEN
-async def test_two_at_the_beginning_are_shown(name: str, start: Start, zoo: dict[str, ChatTemplate]) -> None:
-    if name not in zoo:
-        pytest.skip("the package that carries this template is not installed")
+async def test_two_at_the_beginning_are_shown(name: str, start: Start) -> None:
     stand, seen = await start(name)
     output = await of_codex(stand)
     assert "You are codex.\n\nStay in the sandbox." in seen.prompts[0]
@@ -124,9 +124,7 @@ async def of_claude(stand: Stand, *more: dict[str, Any]) -> list[dict[str, Any]]
 
 
 @BROKEN
-async def test_one_behind_the_users_message_is_shown(name: str, start: Start, zoo: dict[str, ChatTemplate]) -> None:
-    if name not in zoo:
-        pytest.skip("the package that carries this template is not installed")
+async def test_one_behind_the_users_message_is_shown(name: str, start: Start) -> None:
     stand, seen = await start(name)
     content = await of_claude(stand)
     assert "You are claude." in seen.prompts[0]
@@ -190,8 +188,7 @@ KEEPING = set(FAMILIES) - {"MiniMax-M2", "Mistral", "DeepSeek-R1, real"}
 
 @pytest.mark.parametrize("name", sorted(KEEPING))
 def test_prompts_stay_where_the_template_shows_all(name: str, zoo: dict[str, ChatTemplate]) -> None:
-    if name not in zoo:
-        pytest.skip("the package that carries this template is not installed")
+    need(CARRIER, name in zoo)
     messages = [S, L, U, L, A, L, U]
     assert zoo[name]._system == WAYS[0] and arranged(messages, zoo[name]._system) is messages
 

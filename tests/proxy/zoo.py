@@ -85,6 +85,7 @@ def _deepseek(**more: Any) -> Family:
     return Family(file="deepseek-v3.1", way="deepseekv31", ends=("<｜end▁of▁sentence｜>",), **more)
 
 
+CARRIER = "the package that carries this template"
 FAMILIES: dict[str, Family] = {
     "Qwen2.5": _im("qwen2.5", "qwen"),
     "Qwen3": _im("qwen3", "qwen", forgets="old"),
