@@ -34,7 +34,7 @@ from sandboxes.base import Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.local import system_calls
 from sandboxes.local.files import SandboxPath
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes, exit_code_of
-from sandboxes.local.processes import MARK, processes_of, table
+from sandboxes.local.processes import MARK, now_ticks, processes_of, table
 from sandboxes.network import forwarder
 from sandboxes.output import OutputPipe
 
@@ -314,7 +314,7 @@ class BubblewrapSandbox(ProcessSandbox):
             self._namespace = self._new_namespace(side, log)
         except OSError as error:
             raise SandboxError(f"bubblewrap cannot start sandbox {self.id} ({error})") from error
-        self.sessions.add(self._namespace.process.pid)
+        self.sessions[self._namespace.process.pid] = now_ticks()
         if not await asyncio.shield(self._namespace.ready):
             lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
             raise SandboxError(f"bubblewrap cannot start sandbox {self.id} ({lines[-1]})")

@@ -16,7 +16,6 @@ import re
 import secrets
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -181,8 +180,7 @@ class ProcessSandbox:
     def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None], memory_mb: int | None):
         self.id, self.memory_mb = sandbox_id, memory_mb
         self.work, self.home = str(directory / "work"), str(directory / "home")
-        self.sessions: set[int] = set()
-        self._noted_at: dict[int, int] = {}
+        self.sessions: dict[int, int] = {}
         """When each session had begun, in ticks. The leader of another one of this number starts later."""
         self.group: memory_group.MemoryGroup | None = None
         """What holds it to its memory limit. None: this process does."""
@@ -257,14 +255,12 @@ class ProcessSandbox:
                 f"a command of {len(command)} bytes cannot be started in {self.work} ({error})"
             ) from error
         output.close_writer()
-        self.sessions.add(process.pid)
-        self._noted_at[process.pid] = now_ticks()
+        self.sessions[process.pid] = now_ticks()
         return exit_code_of(process)
 
     def forget_sessions(self) -> None:
         """Forget sessions whose number the kernel has given to another process: theirs have no member any more."""
-        noted = self._noted_at
-        self.sessions -= {one for one in self.sessions if (start_of(one) or 0) > noted.get(one, sys.maxsize)}
+        self.sessions = {one: begun for one, begun in self.sessions.items() if (start_of(one) or 0) <= begun}
 
     async def _end_of(self, exit_code: asyncio.Future[int], limits: Limits) -> Ended:
         loop = asyncio.get_running_loop()

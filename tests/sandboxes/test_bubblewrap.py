@@ -151,7 +151,7 @@ async def test_a_command_that_cannot_be_started_leaves_no_file_open(sandbox: Bub
 
 async def test_all_ends_and_begins_again_where_bwrap_was_killed(sandbox: BubblewrapSandbox) -> None:
     await sandbox.run("sleep 600 >/dev/null &", Limits(), {})
-    bwrap = sandbox.sessions.copy().pop()
+    bwrap = next(iter(sandbox.sessions))
     os.kill(bwrap, signal.SIGKILL)
     async with asyncio.timeout(60):
         await sandbox.end_processes()
@@ -162,7 +162,7 @@ async def test_all_ends_and_begins_again_where_bwrap_was_killed(sandbox: Bubblew
 
 async def test_a_command_just_after_the_end_of_process_1_is_refused(sandbox: BubblewrapSandbox) -> None:
     opened = len(os.listdir("/proc/self/fd"))
-    bwrap = sandbox.sessions.copy().pop()
+    bwrap = next(iter(sandbox.sessions))
     (first,) = (process.pid for process in processes_of(table(), sandbox.id) if process.parent == bwrap)
     os.kill(first, signal.SIGKILL)
     while processes_of(table(), sandbox.id):  # without the event loop, which would hear of it

@@ -254,8 +254,7 @@ async def test_a_session_that_has_got_the_number_of_an_earlier_one_is_left_alone
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as another:
         started = start_of(another.pid)
         assert started is not None
-        sandbox.sessions = {another.pid}  # as if the command of the sandbox had had this number before
-        sandbox._noted_at[another.pid] = started - 1
+        sandbox.sessions = {another.pid: started - 1}  # as if the sandbox's command had had this number before
         try:
             assert await sandbox.end_processes() == 1 and another.poll() is None
         finally:
