@@ -110,6 +110,8 @@ def test_no_micro_batch_waits_for_the_device(kind: LossKind, model: PolicyModel)
 def test_a_draft_head_does_not_wait_for_the_device_either(
     model: PolicyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("where there is a GPU, Megatron keeps gradients there, whatever device the model is on")
     monkeypatch.setattr(drafter_module, "build_optimizer", lambda *_: None)  # Megatron's takes no such tensors
     source = tmp_path / "model"
     config = make_config(tmp_path, parallel={"precision": "bfloat16"}, mtp={"drafts": 2})

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.test_loop import finish, metrics, prepare
+from tests.trainer.torchrun import need_gpus
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 SPLITS = {
@@ -31,6 +32,7 @@ def reached(directory: Path) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_four_ranks_train_the_run_of_one(split: str, alone: list[tuple[float, float]], tmp_path: Path) -> None:
+    need_gpus(4)
     chosen = [word for setting in SPLITS[split] for word in ("--set", f"parallel.{setting}")]
     finish(prepare(tmp_path), *SMALL, *chosen, "--nproc", "4")
     assert len(alone) == 3

@@ -21,9 +21,10 @@ from proxy.pool.training import steps
 from tests.conftest import need
 from tests.postgres import Server
 from tests.ranks import children, gone, ranks_of
-from tests.trainer.lives import Lives
+from tests.trainer.lives import VERBS, Lives
 from tests.trainer.make import fill, write_model
 from tests.trainer.test_weights import same_files
+from tests.trainer.torchrun import need_gpus
 from trainer.commands.main import main
 from trainer.commands.output_lock import lock_output
 from trainer.config import load_config
@@ -76,14 +77,18 @@ def finish(directory: Path, *arguments: str) -> str:
     return output
 
 
+LEFT_OUT = ("advice ", *(f"{verb} " for verb in VERBS))
+
+
 def live(lives: Lives, directory: Path, *arguments: str) -> list[str]:
     """Run a trainer without its launcher to its end, which costs less; return the lines that it printed.
 
-    Advice is left out: on a busy machine a lease may take longer than a step, so that the trainer seems to wait.
+    Advice is left out: on a busy machine a lease may take longer than a step, so that the trainer seems to wait. So are
+    lines of progress, which come where something takes long.
     """
     before = len(lives.log.read_text())
     assert lives.live("launch", str(directory / "trainer.toml"), *arguments) == [0], lives.log_end()
-    return [line for line in lives.log.read_text()[before:].splitlines() if not line.startswith("advice ")]
+    return [line for line in lives.log.read_text()[before:].splitlines() if not line.startswith(LEFT_OUT)]
 
 
 def query(directory: Path, sql: str) -> list[tuple[object, ...]]:
@@ -118,7 +123,10 @@ def kill_rank(process: "subprocess.Popen[str]", rank: int) -> str:
 
 
 @pytest.mark.long  # test_crashes.py kills in the middle of a push
-def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path, lives: Lives) -> None:
+def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(
+    tmp_path: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # `lives` computes on the CPU, and the bits shall be equal
     smooth, rough = prepare(tmp_path / "smooth"), prepare(tmp_path / "rough")
     printed = live(lives, smooth)
     assert [line.split()[1] for line in printed] == ["windowed:", "1", "2", "3"] and "reward 0.500" in printed[1]
@@ -174,6 +182,7 @@ def metrics(directory: Path) -> list[dict[str, float]]:
 
 @pytest.mark.long  # test_crashes.py kills two ranks at every stage
 def test_two_ranks_of_which_one_was_killed_train_the_run_of_one(tmp_path: Path) -> None:
+    need_gpus(2)
     one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
     finish(one, "--steps", "2")
     process = start(two, "--steps", "2", "--nproc", "2")
@@ -246,6 +255,7 @@ def test_a_killed_step_keeps_what_a_users_function_said_about_its_rollouts(
 
 @pytest.mark.long
 def test_two_ranks_of_which_the_first_was_killed_go_on_and_what_is_wrong_is_told_once(tmp_path: Path) -> None:
+    need_gpus(2)
     directory = prepare(tmp_path, groups=3)
     process = start(directory, "--nproc", "2")
     wait(lambda: query(directory, "select 1 from groups where state = 'LEASED'") != [])

@@ -12,6 +12,7 @@ from proxy.engine.process import free_port
 from tests.ranks import children, gone
 from tests.trainer.test_loop import finish, metrics, prepare, query, wait
 from tests.trainer.test_weights import same_files
+from tests.trainer.torchrun import need_gpus
 from trainer.commands.ranks import WORKER
 
 TOGETHER = ("--steps", "2", "--set", "parallel.processes=2", "--set", "parallel.tensor=2")
@@ -30,6 +31,7 @@ def start(directory: Path, machine: int, port: int) -> "subprocess.Popen[bytes]"
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_model_over_two_machines_of_which_one_was_lost_learns_what_one_machine_learns(tmp_path: Path) -> None:
+    need_gpus(2)
     one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
     finish(one, *TOGETHER)
     port = free_port()
