@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, Table, create_engine, event, insert, inspect, text
+from sqlalchemy import Connection, Row, Select, Table, create_engine, event, insert, inspect, select, text
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
@@ -145,6 +145,12 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
 def locked(connection: Connection, query: Select[Any]) -> list[Row[Any]]:
     """Return the rows of a query, in its order, locked until the transaction ends. SQLite needs none."""
     return list(connection.execute(for_update(query)))
+
+
+def lock(connection: Connection, table: Table, row_id: int) -> None:
+    """Lock one row until the transaction ends. SQLite needs no lock: its writing transactions come one by one."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(for_update(select(table.c.id).where(table.c.id == row_id)))
 
 
 def for_update(query: Select[Any]) -> Select[Any]:

@@ -255,17 +255,25 @@ def of_attempts(
     return chains
 
 
+# Built once, as CALLS_SEEN in proxy/pool/rollouts/budgets.py is.
+UNLABELLED = (
+    select(completions.c.id, completions.c.finish_reason, completions.c.shape)
+    .where(completions.c.attempt_id == bindparam("of"))
+    .order_by(completions.c.id)
+)
+"""Of the completions of an attempt, what their labels depend on."""
+LABEL = update(completions).where(completions.c.id.in_(bindparam("some", expanding=True)))
+
+
 def write_labels(connection: Connection, attempt_ids: Sequence[int]) -> None:
     """Label the completions of attempts that this transaction has closed, as no further one can join them."""
-    query = select(completions.c.id, completions.c.finish_reason, completions.c.shape).order_by(completions.c.id)
     for attempt_id in attempt_ids:
-        rows = connection.execute(query.where(completions.c.attempt_id == attempt_id))
+        rows = connection.execute(UNLABELLED, {"of": attempt_id})
         by_id = labels([_Unlabelled(row.id, row.finish_reason, _shape(row.shape)) for row in rows])
         for label in LABELS:
             ids = [id for id in by_id if by_id[id] == label]
             for start in range(0, len(ids), IDS_PER_QUERY):
-                some = completions.c.id.in_(ids[start : start + IDS_PER_QUERY])
-                connection.execute(update(completions).where(some).values(label=label))
+                connection.execute(LABEL, {"some": ids[start : start + IDS_PER_QUERY], "label": label})
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, func, select, update
 
 from proxy.pool.completions.store import write_labels
-from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
+from proxy.pool.database import Pool, insert_if_new, insert_row, lock, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget
 from proxy.pool.rollouts.counts import keep_tokens
@@ -28,6 +28,17 @@ class HasOutcome(UserError):
 
 
 PURPOSE = func.coalesce(groups.c.purpose, runs.c.purpose).label("purpose")
+# Built once, as CALLS_SEEN in proxy/pool/rollouts/budgets.py is. `of`: the id of the row that is asked for.
+_number = select(func.count()).where(attempts.c.rollout_id == rollouts.c.id).correlate(rollouts)
+TO_OPEN = (
+    select(groups.c.run_id, rollouts.c.group_id, PURPOSE, rollouts.c.finished_at, *START)
+    .add_columns(_number.scalar_subquery().label("number"))
+    .join_from(rollouts, groups)
+    .join(runs, runs.c.id == groups.c.run_id)
+    .where(rollouts.c.id == bindparam("of"))
+)
+"""What a new attempt takes from its rollout."""
+CLOSE = update(attempts).where(attempts.c.id == bindparam("of"), attempts.c.closed_at.is_(None))
 
 
 @dataclass(frozen=True)
@@ -76,20 +87,13 @@ def open_attempt(
     key = f"bf-{secrets.token_urlsafe(24)}"
     with pool.write() as connection:
         # The lock makes attempts of one rollout count one after another: their numbers are 0, 1, 2 ...
-        locked(connection, select(rollouts.c.id).where(rollouts.c.id == rollout_id))
-        query = (
-            select(groups.c.run_id, rollouts.c.group_id, PURPOSE, rollouts.c.finished_at, *START)
-            .join_from(rollouts, groups)
-            .join(runs, runs.c.id == groups.c.run_id)
-            .where(rollouts.c.id == rollout_id)
-        )
-        row = connection.execute(query).one()
+        lock(connection, rollouts, rollout_id)
+        row = connection.execute(TO_OPEN, {"of": rollout_id}).one()
         if row.finished_at is not None:
             raise HasOutcome(
                 f"rollout {rollout_id} has an outcome, so no further attempt can start; open a new group instead"
             )
-        number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
-        identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
+        identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": row.number}
         values = _values(key, agent) | identity | {"max_turns": budget.turns, "max_tokens": budget.tokens}
         values["prompt_variation"] = msgspec.to_builtins(variation)
         attempt_id = insert_row(connection, attempts, values)
@@ -152,9 +156,7 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
         "closed_at": time.time(),
     }
     with pool.write() as connection:
-        still_open = attempts.c.closed_at.is_(None)
-        closing = update(attempts).where(attempts.c.id == attempt_id, still_open)
-        if connection.execute(closing, values).rowcount:
+        if connection.execute(CLOSE, values | {"of": attempt_id}).rowcount:
             write_labels(connection, [attempt_id])
             keep_tokens(connection, [attempt_id])
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from proxy.pool.schema import SAMPLED_TOKENS, TOKENS, attempts, completions, rollouts
 from proxy.pool.untrained import UntrainedReason
@@ -18,6 +18,12 @@ _replayed = select(func.coalesce(func.sum(TOKENS), 0)).where(
 )
 REPLAYED_TOKENS = _replayed.correlate(attempts).scalar_subquery()
 """Number of tokens of its answers that were recorded in another attempt."""
+# Built once, as CALLS_SEEN in proxy/pool/rollouts/budgets.py is. `some`: ids of attempts.
+_some = attempts.c.id.in_(bindparam("some", expanding=True))
+_figures = (completions.c.id, completions.c.versions, completions.c.untrainable, SAMPLED_TOKENS.label("tokens"))
+COMPLETIONS_OF = select(attempts.c.id.label("attempt"), *_figures).outerjoin_from(attempts, completions).where(_some)
+COMPLETIONS_OF_CLOSED = COMPLETIONS_OF.where(attempts.c.closed_at.is_not(None))
+KEEP_TOKENS = update(attempts).where(_some).values(sampled_tokens=OWN_TOKENS, replayed_tokens=REPLAYED_TOKENS)
 
 
 @dataclass
@@ -34,13 +40,10 @@ class Counts:
 
 def count(connection: Connection, attempt_ids: Collection[int], closed: bool = False) -> dict[int, Counts]:
     """Count the completions of each of these attempts; with `closed`, only of those that have ended."""
-    columns = (completions.c.id, completions.c.versions, completions.c.untrainable, SAMPLED_TOKENS.label("tokens"))
-    query = select(attempts.c.id.label("attempt"), *columns).outerjoin_from(attempts, completions)
-    if closed:
-        query = query.where(attempts.c.closed_at.is_not(None))
+    query = COMPLETIONS_OF_CLOSED if closed else COMPLETIONS_OF
     ids, counted = sorted(attempt_ids), dict[int, Counts]()
     for start in range(0, len(ids), ATTEMPTS_PER_QUERY):
-        for row in connection.execute(query.where(attempts.c.id.in_(ids[start : start + ATTEMPTS_PER_QUERY]))):
+        for row in connection.execute(query, {"some": ids[start : start + ATTEMPTS_PER_QUERY]}):
             counts = counted.setdefault(row.attempt, Counts())
             if row.id is None:  # the attempt has no completion
                 continue
@@ -61,9 +64,7 @@ def final_counts(connection: Connection, attempt_id: int | None) -> dict[str, An
 def keep_tokens(connection: Connection, attempt_ids: Sequence[int]) -> None:
     """Write the sampled and the replayed tokens of attempts that this transaction has closed: no further ones come."""
     for start in range(0, len(attempt_ids), ATTEMPTS_PER_QUERY):
-        some = attempts.c.id.in_(attempt_ids[start : start + ATTEMPTS_PER_QUERY])
-        values = {"sampled_tokens": OWN_TOKENS, "replayed_tokens": REPLAYED_TOKENS}
-        connection.execute(update(attempts).where(some).values(values))
+        connection.execute(KEEP_TOKENS, {"some": attempt_ids[start : start + ATTEMPTS_PER_QUERY]})
 
 
 def keep_missing(connection: Connection, rollout_of: Mapping[int, int]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import Column, Connection, func, insert, select, update
+from sqlalchemy import Connection, Integer, bindparam, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.rollouts.counts import final_counts
@@ -61,6 +61,30 @@ class GroupOptions:
 
 
 DEFAULTS = GroupOptions()
+# Built once, as CALLS_SEEN in proxy/pool/rollouts/budgets.py is. `of`: the id of the row that is asked for.
+_of = bindparam("of", type_=Integer)
+_rule = select(interventions.c.rule).where(interventions.c.task_id == tasks.c.id).correlate(tasks).limit(1)
+TASK = select(tasks.c.id, _rule.scalar_subquery().label("rule")).where(
+    tasks.c.run_id == _of, tasks.c.name == bindparam("name")
+)
+"""A task of a run by its name, and the rule of the monitor that has dropped it."""
+LAST_PLACES = select(
+    *(
+        func.coalesce(select(func.max(place)).where(groups.c.run_id == _of).scalar_subquery(), -1).label(place.name)
+        for place in (groups.c.queue_index, groups.c.position)  # one by one, as SQLite then reads no more than a row
+    )
+)
+"""The last places of a run's queue; -1 where there is none."""
+INSERT_MEMBERS = insert(rollouts).returning(rollouts.c.id, sort_by_parameter_order=True)
+GROUP_OF = select(groups.c.id, groups.c.run_id).join_from(rollouts, groups).where(rollouts.c.id == _of)
+FINISH = update(rollouts).where(rollouts.c.id == _of, rollouts.c.finished_at.is_(None))
+PROGRESS = (
+    select(groups.c.size, func.count(rollouts.c.reward), func.count() - func.count(rollouts.c.finished_at))
+    .join_from(rollouts, groups)
+    .where(groups.c.id == _of)
+    .group_by(groups.c.size)
+)
+"""The size of a group, and how many of its rollouts have a reward and no outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +151,12 @@ def open_group(
     members = size + options.redundant
     with pool.write() as connection:
         lock_run(connection, run_id)
-        task_id = _task_id(connection, run_id, task)
-        rule = None if options.held_out else _dropped_by(connection, task_id)
+        task_id, rule = _task(connection, run_id, task)
+        last = connection.execute(LAST_PLACES, {"of": run_id}).one()
         values: dict[str, Any] = {
             "run_id": run_id,
-            "queue_index": _next(connection, run_id, groups.c.queue_index),
-            "position": None if options.held_out else _next(connection, run_id, groups.c.position),
+            "queue_index": last.queue_index + 1,
+            "position": None if options.held_out else last.position + 1,
             "task_id": task_id,
             "size": size,
             "state": "RUNNING",
@@ -145,36 +169,24 @@ def open_group(
         }
         if options.start is not None:
             values |= {f"start_{name}": value for name, value in asdict(options.start).items()}
-        if rule is not None:
+        if rule is not None and not options.held_out:
             dropped = {"reason": UntrainedReason.DISCARDED, "detail": rule, "finished_at": values["created_at"]}
             insert_row(connection, groups, values | {"state": "TOMBSTONE"} | dropped)
             return []
         group_id = insert_row(connection, groups, values)
-        connection.execute(insert(rollouts), [{"group_id": group_id, "member": member} for member in range(members)])
-        ids = connection.scalars(
-            select(rollouts.c.id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
-        ).all()
+        rows = [{"group_id": group_id, "member": member} for member in range(members)]
+        ids = connection.scalars(INSERT_MEMBERS, rows).all()
     of_group = options.agent, options.max_tokens, options.start
     return [OpenRollout(id, group_id, member, task, *of_group) for member, id in enumerate(ids)]
 
 
-def _next(connection: Connection, run_id: int, number: Column[int]) -> int:
-    last = connection.scalar(select(func.max(number)).where(groups.c.run_id == run_id))
-    return 0 if last is None else last + 1
-
-
-def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:
-    query = select(tasks.c.id).where(tasks.c.run_id == run_id, tasks.c.name == task["id"])
-    task_id = connection.scalar(query)
-    if task_id is not None:
-        return task_id
+def _task(connection: Connection, run_id: int, task: dict[str, Any]) -> tuple[int, str | None]:
+    """Return a task's id, and the rule of the monitor that has dropped it; None: it is not dropped."""
+    row = connection.execute(TASK, {"of": run_id, "name": task["id"]}).one_or_none()
+    if row is not None:
+        return row.id, row.rule
     values = {"run_id": run_id, "name": task["id"], "domain": task.get("domain", "agent"), "spec": task}
-    return insert_row(connection, tasks, values)
-
-
-def _dropped_by(connection: Connection, task_id: int) -> str | None:
-    """Return the rule of the monitor that has dropped a task; None: it is not dropped."""
-    return connection.scalar(select(interventions.c.rule).where(interventions.c.task_id == task_id).limit(1))
+    return insert_row(connection, tasks, values), None
 
 
 def dropped_tasks(pool: Pool, run_id: int) -> set[str]:
@@ -224,15 +236,14 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
         "integrity": outcome.integrity,
     }
     with pool.write() as connection:
-        query = select(groups.c.id, groups.c.run_id).join_from(rollouts, groups).where(rollouts.c.id == rollout_id)
-        group = connection.execute(query).one()
+        group = connection.execute(GROUP_OF, {"of": rollout_id}).one()
         # Locked, or two last members that finish at once would each see the other unfinished and nobody would close
         # the group; and a lease must see all of a group's outcomes or none of the last one's effects.
         lock_run(connection, group.run_id)
         this = rollouts.c.id == rollout_id
         counts = final_counts(connection, outcome.attempt_id)
         values |= counts
-        if connection.execute(update(rollouts).where(this, rollouts.c.finished_at.is_(None)), values).rowcount:
+        if connection.execute(FINISH, values | {"of": rollout_id}).rowcount:
             return _follow_up(connection, group.id, outcome)
         # It was cancelled while it finished: keep its result, which does not count.
         late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts, **counts}
@@ -243,9 +254,7 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
 
 def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> GroupProgress:
     """Cancel members that are not needed any more; close the group when no member is left."""
-    unfinished = func.count() - func.count(rollouts.c.finished_at)
-    counts = select(groups.c.size, func.count(rollouts.c.reward), unfinished).join_from(rollouts, groups)
-    size, valid, left = connection.execute(counts.where(groups.c.id == group_id).group_by(groups.c.size)).one()
+    size, valid, left = connection.execute(PROGRESS, {"of": group_id}).one()
     cancelled: tuple[int, ...] = ()
     filtered = outcome.failure is not None and treatment(outcome.failure) == "filter"
     if left and (filtered or valid >= size):
