@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -86,15 +86,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def run(names: Sequence[str], small: bool) -> dict[str, Any]:
-    """Run these stages one after the other, and print each one's line when it has ended."""
-    lines = {}
+def run(names: Sequence[str], small: bool) -> Iterator[dict[str, Any]]:
+    """Run these stages one after the other, and give each one's line when it has ended."""
     with tempfile.TemporaryDirectory() as directory:
         for stage in STAGES:
             if stage.name in names:
-                lines[stage.name] = run_stage(stage, small, Path(directory))
-                print(json.dumps(lines[stage.name]), flush=True)
-    return lines
+                yield run_stage(stage, small, Path(directory))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,15 +103,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--carry", type=Path, metavar="DIR", help="only fetch the wheels for a machine without a network"
     )
-    parser.add_argument("--out", type=Path, help="also write the object to this file")
+    parser.add_argument("--out", type=Path, help="also write the object to this file, anew after each stage")
     options = parser.parse_args(arguments)
     if options.carry:
         return carry(options.carry)
     command = " ".join(["benchmarks/gpu.py", *(sys.argv[1:] if arguments is None else arguments)])
-    lines = run(options.stage or names, options.quick)
-    machine = next((line["machine"] for line in lines.values() if "machine" in line), "")
-    result = {"date": date.today().isoformat(), "command": command, "machine": machine, "stages": lines}
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    result: dict[str, Any] = {"date": date.today().isoformat(), "command": command, "machine": "", "stages": {}}
+    for line in run(options.stage or names, options.quick):
+        result["stages"][line["stage"]] = line
+        result["machine"] = result["machine"] or line.get("machine", "")
+        print(json.dumps(line), flush=True)
+        if options.out:  # after each stage, so that a run that is ended from outside leaves what it had
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-    return int(any(line["ended"] not in ("whole", "lacks a part") for line in lines.values()))
+    return int(any(line["ended"] not in ("whole", "lacks a part") for line in result["stages"].values()))
