@@ -253,11 +253,11 @@ reply = OpenAI().chat.completions.create(
 print(reply.choices[0].message.content)
 """
 ALWAYS_PASSES = """\
-{"id": "any", "instruction": "Look around.", "max_turns": 2, "timeout": 600, "verifier": {"command": "true"}, \
+{"id": "any", "instruction": "Look around.", "max_turns": 2, "timeout": 120, "verifier": {"command": "true"}, \
 "solution": {"command": "true"}}
 """
 REWARDS_THAT_DIFFER = """\
-{"id": "chance", "instruction": "Look around.", "max_turns": 2, "timeout": 600, "verifier": {"command": \
+{"id": "chance", "instruction": "Look around.", "max_turns": 2, "timeout": 120, "verifier": {"command": \
 "printf '0.%s' $(od -An -N2 -tu2 /dev/urandom) > $REWARD_FILE"}, "solution": {"command": "true"}}
 """
 TEACHER = "".join(
