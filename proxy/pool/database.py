@@ -147,7 +147,7 @@ def locked(connection: Connection, query: Select[Any]) -> list[Row[Any]]:
     return list(connection.execute(for_update(query)))
 
 
-def lock(connection: Connection, table: Table, row_id: int) -> None:
+def lock_row(connection: Connection, table: Table, row_id: int) -> None:
     """Lock one row until the transaction ends. SQLite needs no lock: its writing transactions come one by one."""
     if connection.dialect.name != "sqlite":
         connection.execute(for_update(select(table.c.id).where(table.c.id == row_id)))

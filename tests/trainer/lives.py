@@ -22,7 +22,7 @@ import msgspec
 
 from proxy.engine.process import free_port
 
-VERBS = ("loading", "saving", "pushing")
+PROGRESS = ("loading ", "saving ", "pushing ")
 """What lines of progress begin with, where a machine is so busy that there are some."""
 
 
@@ -82,7 +82,7 @@ class Lives:
         before = len(self.log.read_text())
         assert self.live(*arguments) == [2], self.log_end()
         lines = self.log.read_text()[before:].splitlines()
-        printed = [line for line in lines if not line.startswith(("schedule ", *(f"{verb} " for verb in VERBS)))]
+        printed = [line for line in lines if not line.startswith(("schedule ", *PROGRESS))]
         assert len(printed) == 1 and re.fullmatch(r"error: .* \(see docs/[a-z-]+\.md\)", printed[0]), printed
         return printed[0]
 

@@ -21,7 +21,7 @@ from proxy.pool.training import steps
 from tests.conftest import need
 from tests.postgres import Server
 from tests.ranks import children, gone, ranks_of
-from tests.trainer.lives import VERBS, Lives
+from tests.trainer.lives import PROGRESS, Lives
 from tests.trainer.make import fill, write_model
 from tests.trainer.test_weights import same_files
 from tests.trainer.torchrun import need_gpus
@@ -77,9 +77,6 @@ def finish(directory: Path, *arguments: str) -> str:
     return output
 
 
-LEFT_OUT = ("advice ", *(f"{verb} " for verb in VERBS))
-
-
 def live(lives: Lives, directory: Path, *arguments: str) -> list[str]:
     """Run a trainer without its launcher to its end, which costs less; return the lines that it printed.
 
@@ -88,7 +85,7 @@ def live(lives: Lives, directory: Path, *arguments: str) -> list[str]:
     """
     before = len(lives.log.read_text())
     assert lives.live("launch", str(directory / "trainer.toml"), *arguments) == [0], lives.log_end()
-    return [line for line in lives.log.read_text()[before:].splitlines() if not line.startswith(LEFT_OUT)]
+    return [line for line in lives.log.read_text()[before:].splitlines() if not line.startswith(("advice ", *PROGRESS))]
 
 
 def query(directory: Path, sql: str) -> list[tuple[object, ...]]:

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Row, Select, bindparam, func, select, update
 
 from proxy.pool.completions.store import write_labels
-from proxy.pool.database import Pool, insert_if_new, insert_row, lock, locked, retried
+from proxy.pool.database import Pool, insert_if_new, insert_row, lock_row, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget
 from proxy.pool.rollouts.counts import keep_tokens
@@ -87,7 +87,7 @@ def open_attempt(
     key = f"bf-{secrets.token_urlsafe(24)}"
     with pool.write() as connection:
         # The lock makes attempts of one rollout count one after another: their numbers are 0, 1, 2 ...
-        lock(connection, rollouts, rollout_id)
+        lock_row(connection, rollouts, rollout_id)
         row = connection.execute(TO_OPEN, {"of": rollout_id}).one()
         if row.finished_at is not None:
             raise HasOutcome(

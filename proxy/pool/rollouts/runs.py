@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.pool.database import Pool, insert_if_new, lock, locked, retried
+from proxy.pool.database import Pool, insert_if_new, lock_row, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.states import GroupState
 from proxy.pool.schema import events, groups, interventions, policy_versions, runs
@@ -223,7 +223,7 @@ def record_event_once(pool: Pool, run_id: int, kind: str, detail: str, since: fl
 
 def lock_run(connection: Connection, run_id: int) -> None:
     """Lock a run until the transaction ends, so that its queue, leases, versions and outcomes change one at a time."""
-    lock(connection, runs, run_id)
+    lock_row(connection, runs, run_id)
 
 
 def _run(row: Row[Any]) -> Run:
