@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, tuple_
+from sqlalchemy import Connection, Row, exists, func, select, tuple_
 
 from proxy.pool.behaviour.read import events
 from proxy.pool.browse.attempts.acts import acts_of_each
@@ -52,9 +52,9 @@ class Progress:
     """The newest call of the pool."""
     rollouts: int
     whole: bool
-    """All calls are in it that were there a few seconds ago."""
+    """All calls are in it, those of the last seconds too."""
     outcomes_whole: bool
-    """All finished rollouts are."""
+    """All rollouts of finished groups are."""
 
 
 class Builder:
@@ -68,10 +68,10 @@ class Builder:
     def step(self) -> bool:
         """Add a piece of everything; return whether there is more to add now."""
         more = self._calls()
-        whole = not self._outcomes()
+        added, whole = self._outcomes()
         if meta(self._index, "outcomes whole") != whole:
             keep(self._index, "outcomes whole", whole)
-        return more or not whole
+        return more or added
 
     def _calls(self) -> bool:
         newest, oldest = meta(self._index, "newest"), meta(self._index, "oldest")
@@ -114,16 +114,22 @@ class Builder:
             (row.id, storable(words_of(row.reply)), storable(results)),
         )
 
-    def _outcomes(self) -> bool:
-        """Add finished groups of every run: newer ones than are known, or else older ones."""
+    def _outcomes(self) -> tuple[bool, bool]:
+        """Add finished groups of every run: newer ones than are known, or else older ones.
+
+        Return whether there were any to add, and whether no finished group is left, not even one that waits.
+        """
         with snapshot(self._pool, SECONDS) as connection:
             run_ids = list(connection.scalars(select(runs.c.id).order_by(runs.c.id.desc())))
-        more = False
+        added, whole = False, True
         for run_id in run_ids:
-            more = self._of_run(run_id) or more
-        return more
+            some, waiting = self._of_run(run_id)
+            added = added or some
+            whole = whole and not some and not waiting
+        return added, whole
 
-    def _of_run(self, run_id: int) -> bool:
+    def _of_run(self, run_id: int) -> tuple[bool, bool]:
+        """Add some groups of a run; return whether there were any, and whether one waits as it is too new."""
         ahead, back = (self._mark(run_id, name) for name in ("ahead", "back"))
         place = tuple_(groups.c.finished_at, groups.c.id)
         query = select(groups.c.id, groups.c.finished_at).where(
@@ -132,7 +138,8 @@ class Builder:
         rising = query.order_by(groups.c.finished_at, groups.c.id).limit(GROUPS)
         falling = query.order_by(groups.c.finished_at.desc(), groups.c.id.desc()).limit(GROUPS)
         with snapshot(self._pool, SECONDS) as connection:
-            settled = groups.c.finished_at < database_time(connection, self._pool) - SETTLE_SECONDS
+            until = database_time(connection, self._pool) - SETTLE_SECONDS
+            settled = groups.c.finished_at < until
             if ahead is None:
                 some = connection.execute(falling.where(settled)).all()
             else:
@@ -140,7 +147,8 @@ class Builder:
                 if not some and back is not None:
                     some = connection.execute(falling.where(place < tuple_(*back))).all()
             if not some:
-                return False
+                fresh = exists().where(groups.c.run_id == run_id, groups.c.finished_at >= until)
+                return False, bool(connection.scalar(select(fresh)))
             members = connection.execute(_members([row.id for row in some])).all()
             counts = self._events(connection, members)
         places = sorted((row.finished_at, row.id) for row in some)
@@ -149,7 +157,7 @@ class Builder:
             keep(self._index, "rollouts", (meta(self._index, "rollouts") or 0) + len(members))
             self._set_mark(run_id, "ahead", max([places[-1], *([ahead] if ahead else [])]))
             self._set_mark(run_id, "back", min([places[0], *([back] if back else [])]))
-        return True
+        return True, False
 
     def _events(self, connection: Connection, members: Sequence[Row[Any]]) -> dict[int, Counter[str]]:
         """Count the events of rollouts by kind. A rollout that cannot be read has none, and the rest go on."""
