@@ -12,7 +12,7 @@ from harness.tasks.schema import McpServer
 FILE = "mcp.json"
 """Its name in the agent's home."""
 SECONDS = 600
-"""How long a call of a tool may take, where an agent has a limit of its own."""
+"""How long a server's start and a call of a tool may take, where an agent has limits of its own."""
 
 
 def by_name(servers: Sequence[McpServer], program: dict[str, Any], address: dict[str, Any], url: str) -> dict[str, Any]:

@@ -134,6 +134,8 @@ WORDS = {
     "timeout": 240,
 }
 """A task whose MCP server alone knows what is to be written."""
+SLOW_SECONDS = 12
+"""How long a slow MCP server takes to its first answer, as on a machine under load."""
 WITH_MCP = [name for name in sorted(INSTALLED) if INSTALLED[name].mcp]
 
 SERVERS = (
@@ -212,6 +214,20 @@ def test_the_tools_of_a_tasks_mcp_server_reach_the_model(name: str, roomy: Runni
     (row,) = results(tmp_path / "run")
     assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
     assert row["trainable"] == row["completions"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_MCP)
+def test_an_agent_waits_for_the_tools_of_a_slow_mcp_server(name: str, roomy: RunningProxy, tmp_path: Path) -> None:
+    """Its first call has them: without them no policy can solve the task, and the verdict would be the machine's."""
+    need_agent(name)
+    server = (HERE / "native" / "mcp_server.py").read_text()
+    late = f"import time\n\ntime.sleep({SLOW_SECONDS})\n{server}"
+    tasks = write_tasks(tmp_path / "tasks.jsonl", WORDS | {"files": {"words.py": late}})
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", roomy.url]
+    assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
+    (row,) = results(tmp_path / "run")
+    assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
 
 
 @pytest.fixture(scope="module")

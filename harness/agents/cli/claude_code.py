@@ -43,6 +43,8 @@ def environment(endpoint: Endpoint) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE_MS),
         "ENABLE_TOOL_SEARCH": "false",  # otherwise it hides the tools of MCP servers behind a search
+        "MCP_CONNECTION_NONBLOCKING": "0",  # otherwise its first call does not wait for the servers
+        "MCP_CONNECT_TIMEOUT_MS": str(1000 * mcp_forms.SECONDS),
         "MCP_TIMEOUT": str(1000 * mcp_forms.SECONDS),
         "MCP_TOOL_TIMEOUT": str(1000 * mcp_forms.SECONDS),
         "IS_SANDBOX": "1",  # otherwise it refuses to run as root

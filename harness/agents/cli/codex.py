@@ -53,6 +53,7 @@ def _config(endpoint: Endpoint, servers: Sequence[McpServer]) -> str:
     }
     for name, server in mcp_forms.by_name(servers, {}, {}, "url").items():
         limits = {"startup_timeout_sec": mcp_forms.SECONDS, "tool_timeout_sec": mcp_forms.SECONDS}
+        limits["required"] = True  # otherwise its first call does not wait for the server
         variables = {f"env.{key}": value for key, value in server.pop("env", {}).items()}
         settings |= {f"mcp_servers.{name}.{key}": value for key, value in (server | variables | limits).items()}
     return "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items())

@@ -14,6 +14,8 @@ MINUTES = 10
 """Limit of a command."""
 CALL_SECONDS = 1200
 """Limit of a model call, which waits while weights are updated."""
+SERVER_SECONDS = 600
+"""Limit of an MCP server's start, and of a call of its tools."""
 SHOWN = 8_000
 """Bytes of the beginning and of the end of a command's output that the model sees."""
 TURNS = 10_000

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from .common import CALL_SECONDS, SYSTEM, TURNS, Work, shell
+from .common import CALL_SECONDS, SERVER_SECONDS, SYSTEM, TURNS, Work, shell
 
 
 def main() -> None:
@@ -22,7 +22,9 @@ async def _work(work: Work) -> None:
         for name, server in work.servers.items():
             kind = MCPServerStdio if "command" in server else MCPServerStreamableHttp
             params = {key: value for key, value in server.items() if key != "type"}
-            servers.append(kind(params, name=name, cache_tools_list=True, client_session_timeout_seconds=600))
+            servers.append(
+                kind(params, name=name, cache_tools_list=True, client_session_timeout_seconds=SERVER_SECONDS)
+            )
             await stack.enter_async_context(servers[-1])
         agent = Agent(
             name="agent",

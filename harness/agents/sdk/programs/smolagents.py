@@ -3,7 +3,7 @@
 import os
 from contextlib import nullcontext
 
-from .common import CALL_SECONDS, TURNS, Work, shell
+from .common import CALL_SECONDS, SERVER_SECONDS, TURNS, Work, shell
 
 
 def main() -> None:
@@ -23,5 +23,6 @@ def main() -> None:
         else {"url": server["url"], "transport": "streamable-http"}
         for server in work.servers.values()
     ]
-    with MCPClient(servers, structured_output=False) if servers else nullcontext([]) as tools:
+    patient = {"connect_timeout": SERVER_SECONDS}
+    with MCPClient(servers, patient, structured_output=False) if servers else nullcontext([]) as tools:
         ToolCallingAgent(tools=[tool(shell), *tools], model=model, max_steps=TURNS).run(work.instruction)
