@@ -117,19 +117,18 @@ class Builder:
     def _outcomes(self) -> tuple[bool, bool]:
         """Add finished groups of every run: newer ones than are known, or else older ones.
 
-        Return whether there were any to add, and whether no finished group is left, not even one that waits.
+        Return whether there were any to add, and whether all are in, those of the last seconds too.
         """
         with snapshot(self._pool, SECONDS) as connection:
             run_ids = list(connection.scalars(select(runs.c.id).order_by(runs.c.id.desc())))
         added, whole = False, True
         for run_id in run_ids:
-            some, waiting = self._of_run(run_id)
-            added = added or some
-            whole = whole and not some and not waiting
+            some, all_in = self._of_run(run_id)
+            added, whole = added or some, whole and all_in
         return added, whole
 
     def _of_run(self, run_id: int) -> tuple[bool, bool]:
-        """Add some groups of a run; return whether there were any, and whether one waits as it is too new."""
+        """Add some groups of a run; return whether there were any to add, and whether all of the run are in."""
         ahead, back = (self._mark(run_id, name) for name in ("ahead", "back"))
         place = tuple_(groups.c.finished_at, groups.c.id)
         query = select(groups.c.id, groups.c.finished_at).where(
@@ -147,8 +146,8 @@ class Builder:
                 if not some and back is not None:
                     some = connection.execute(falling.where(place < tuple_(*back))).all()
             if not some:
-                fresh = exists().where(groups.c.run_id == run_id, groups.c.finished_at >= until)
-                return False, bool(connection.scalar(select(fresh)))
+                waiting = exists().where(groups.c.run_id == run_id, groups.c.finished_at >= until)
+                return False, not connection.scalar(select(waiting))
             members = connection.execute(_members([row.id for row in some])).all()
             counts = self._events(connection, members)
         places = sorted((row.finished_at, row.id) for row in some)

@@ -2,18 +2,17 @@
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from proxy.pool.browse.changes import marks
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.schema import attempts, groups
+from proxy.pool.schema import attempts
 from proxy.pool.search import build
 from proxy.pool.search.build import Builder, progress
 from proxy.pool.search.index import open_writer, place_of, reading
@@ -93,8 +92,6 @@ def test_the_index_is_not_called_whole_while_a_finished_group_waits(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = story(pool)
-    with pool.write() as connection:
-        connection.execute(update(groups).where(groups.c.finished_at.is_not(None)).values(finished_at=time.time()))
     monkeypatch.setattr(build, "SETTLE_SECONDS", 3600.0)
     index = built(pool, tmp_path / "index")
     assert found(index, event="retry_loop") == [] and not progress(index).outcomes_whole
