@@ -26,6 +26,6 @@ def main() -> None:
         else {"url": server["url"], "transport": "streamable-http"}
         for server in work.servers.values()
     ]
-    patient = {"connect_timeout": START_SECONDS}
-    with MCPClient(servers, patient, structured_output=False) if servers else nullcontext([]) as tools:
+    limits = {"connect_timeout": START_SECONDS}
+    with MCPClient(servers, limits, structured_output=False) if servers else nullcontext([]) as tools:
         ToolCallingAgent(tools=[tool(shell), *tools], model=model, max_steps=TURNS).run(work.instruction)
