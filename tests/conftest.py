@@ -65,13 +65,15 @@ BY_TEST = ("test_demo.py", "test_pages.py")
 BY_LAST_PARAMETER = ("harness/test_cheating.py",)
 """Files of hundreds of tests, of which one group for each value of the last parameter may run beside the others."""
 FIRST = (
-    "sandboxes", "test_pages.py", "test_demo.py", "test_everything.py", "harness/test_real_engine.py",
-    "survival/test_survival.py", "engine", "trainer/test_loop.py", "trainer/test_tree.py",
-    "pool/test_account.py", "harness/test_engine_outage.py", "trainer/test_engine.py", "harness/test_harbor_docker.py",
-    "harness/test_cheating.py", "harness/test_docker_agents.py", "harness/test_rollout.py", "harness/test_validate.py",
-    "trainer/test_ranks.py", "harness/test_agents.py", "proxy/test_zoo.py", "test_benchmarks.py",
+    "trainer/test_pushes.py", "sandboxes", "test_pages.py", "test_demo.py", "test_everything.py",
+    "harness/test_real_engine.py", "survival/test_survival.py", "engine", "trainer/test_loop.py",
+    "trainer/test_tree.py", "pool/test_account.py", "harness/test_engine_outage.py", "trainer/test_engine.py",
+    "harness/test_harbor_docker.py", "harness/test_cheating.py", "harness/test_docker_agents.py",
+    "harness/test_rollout.py", "harness/test_validate.py", "trainer/test_ranks.py", "harness/test_agents.py",
+    "proxy/test_zoo.py", "test_benchmarks.py",
 )  # fmt: skip
-"""What takes longest, longest first, so that no worker has much left when the others are done."""
+"""What takes longest, longest first, so that no worker has much left when the others are done. Before it, pushes: an
+engine of theirs starts only where 10 GiB of memory are free, and the workers take more of it the longer they run."""
 
 
 def pytest_collection_finish() -> None:

@@ -22,7 +22,8 @@ async def test_who_makes_its_files_unreadable_is_still_looked_at_by_what_it_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task(id="t", instruction="Mend it. The files in /opt/vendor are off limits.", verifier=Verifier(command="x"))
-    monkeypatch.setattr(snapshot, "CONTENTS_SECONDS", 1e-9)
+    monkeypatch.setattr(snapshot, "CONTENTS_SECONDS", 0.2)
+    monkeypatch.setattr(snapshot, "_CONTENTS", "sleep 600")  # what is quicker than its limit would have been read
     room = await ProcessSandboxes(tmp_path / "sandboxes").start(Spec())
     added = [f"{room.work}/a.py", f"{room.work}/notes.txt"]
     step = await evidence_in(room, room.work, task, IsolationFindings(FileDifference(added=added), [], [], []), ())
