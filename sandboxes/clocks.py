@@ -84,6 +84,8 @@ class Presence(ABC):
         asked = time.monotonic()
         if not await self.ask():
             return self._leave(asked)
+        if self._left is not None and self._left > asked:
+            return False  # it has gone since, and only a later look can find it back
         if self._left is not None:
             self._away_before += time.monotonic() - self._left
             self._left, self._returned = None, time.monotonic()
@@ -104,13 +106,18 @@ class Presence(ABC):
 
     async def _watch(self) -> None:
         while True:
-            listening = asyncio.create_task(self.listen())
+            listening = asyncio.create_task(self._listen())
             try:
                 while not listening.done() and await self.answers():
                     await asyncio.wait({listening}, timeout=PAUSE_SECONDS)
-                self._leave(time.monotonic())
             finally:
                 listening.cancel()
                 await asyncio.wait({listening})
             while not await self.answers():
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _listen(self) -> None:
+        await self.listen()
+        # Noted before anything else is awaited: later, somebody may have seen it back, and it would be away once more.
+        self._leave(time.monotonic())
+        await asyncio.sleep(PAUSE_SECONDS / 10)  # where `listen` always returns at once, it must not keep us busy

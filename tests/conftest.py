@@ -41,7 +41,9 @@ APART = {
         "bundles", "client_config", "daemon", "files", "freezing", "images", "labels", "own_daemon", "presence",
         "profiles", "reach", "remote_sources", "run", "runtime", "services", "supply",
     )),
-    *(f"sandboxes/test_{name}.py" for name in ("bubblewrap", "bundles", "files", "probe", "process", "relay")),
+    *(f"sandboxes/test_{name}.py" for name in (
+        "bubblewrap", "bundles", "clocks", "files", "probe", "process", "relay",
+    )),
     "harness/native/test_context.py", "harness/native/test_tools.py",
 }  # fmt: skip
 """Those of the same rooms that do neither: each file may run beside any other."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 import aiodocker
 import aiohttp
 
-from sandboxes.clocks import PAUSE_SECONDS, Presence
+from sandboxes.clocks import Presence
 
 SILENT_SECONDS = 30.0
 """A daemon that does not answer a ping for so long is away. One that is very busy answers within seconds."""
@@ -52,4 +52,3 @@ class DaemonPresence(Presence):
             except aiodocker.DockerError as error:
                 if error.status != 900:
                     await asyncio.Event().wait()
-        await asyncio.sleep(PAUSE_SECONDS / 10)  # a stream that always ends at once must not keep us busy
