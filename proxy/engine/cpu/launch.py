@@ -4,6 +4,7 @@ SGLang 0.5.23 spawns them, as CUDA requires, so that each imports torch and SGLa
 seconds of a start. `python -m proxy.engine.cpu.launch` takes the arguments of `sglang.launch_server`.
 """
 
+import gc
 import multiprocessing
 import runpy
 from typing import Any
@@ -13,9 +14,12 @@ def main() -> None:
     """Run the server in this process."""
     set_start_method: Any = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force=False: set_start_method("fork", force=True)
+    gc.disable()  # modules make no garbage, and looking for it took a sixth of the imports
     import sglang.srt.managers.detokenizer_manager  # what the forked processes run
     import sglang.srt.managers.scheduler  # noqa: F401
 
+    gc.freeze()  # no process looks at what is loaded, or copies its pages by looking
+    gc.enable()
     runpy.run_module("sglang.launch_server", run_name="__main__")
 
 
