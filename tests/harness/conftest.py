@@ -13,7 +13,7 @@ import pytest
 from harness.cli import main
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
-from proxy.engine.tiny_model import TinySizes
+from proxy.engine.tiny_model import TinySizes, make_tiny_model
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 
 HERE = Path(__file__).parent
@@ -33,6 +33,7 @@ ROOMY = TinySizes(context=65536)
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """The scripted engine of scripts.py:hello behind a real proxy, with a listener for sandboxes."""
     directory = RunDir(tmp_path_factory.mktemp("service"))
+    make_tiny_model(directory.path / "model")  # as the service would in a process of its own, which loads torch anew
     with TemporaryDirectory(dir="/tmp") as short, directory.locked():
         options = ProxyOptions(
             script=f"{HERE / 'scripts.py'}:hello", for_sandboxes={"sandbox_socket": f"{short}/door/proxy.sock"}
