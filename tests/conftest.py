@@ -78,7 +78,7 @@ FIRST = (
 engine of theirs starts only where 10 GiB of memory are free, and the workers take more of it the longer they run."""
 
 
-gc.disable()  # until all is loaded, which leaves no garbage
+gc.disable()  # while all is loaded, which makes hardly any garbage
 
 
 def pytest_collection_finish() -> None:

@@ -14,11 +14,11 @@ def main() -> None:
     """Run the server in this process."""
     set_start_method: Any = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force=False: set_start_method("fork", force=True)
-    gc.disable()  # modules make no garbage, and looking for it took a sixth of the imports
+    gc.disable()  # loading makes hardly any garbage, and looking for it took a sixth of the time
     import sglang.srt.managers.detokenizer_manager  # what the forked processes run
     import sglang.srt.managers.scheduler  # noqa: F401
 
-    gc.freeze()  # no process looks at what is loaded, or copies its pages by looking
+    gc.freeze()  # what is loaded stays for good: the forks' collections do not look at it, or copy its pages
     gc.enable()
     runpy.run_module("sglang.launch_server", run_name="__main__")
 
