@@ -82,8 +82,10 @@ class Presence(ABC):
     async def answers(self) -> bool:
         """Ask whether it is there, and take note."""
         asked = time.monotonic()
-        if not await self.ask():
-            return self._leave(asked)
+        while not await self.ask():
+            if self._returned <= asked:
+                return self._leave(asked)
+            asked = time.monotonic()  # found back meanwhile: only one more look can tell an old failure from a new one
         if self._left is not None and self._left > asked:
             return False  # it has gone since, and only a later look can find it back
         if self._left is not None:

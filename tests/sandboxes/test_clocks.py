@@ -3,6 +3,8 @@
 import asyncio
 from asyncio import Future
 
+import pytest
+
 from sandboxes.clocks import Presence
 
 
@@ -69,8 +71,30 @@ async def test_an_answer_to_a_look_from_before_it_went_is_no_return() -> None:
     await watched.close()
 
 
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_look_from_before_its_return_that_fails_after_it_looks_once_more(there: bool) -> None:
+    watched = Watched()
+    asked = asyncio.create_task(watched.answers())
+    (fails,) = await begun(watched, 1)
+    fails.set_result(False)
+    assert not await asked and watched.away
+    overtaken, asked = asyncio.create_task(watched.answers()), asyncio.create_task(watched.answers())
+    _, slow, finds = await begun(watched, 3)
+    finds.set_result(True)
+    assert await asked and watched.away == ""
+    lost = watched.away_seconds
+    slow.set_result(False)
+    *_, last = await begun(watched, 4)
+    assert watched.away == "" and watched.away_seconds == lost > 0
+    last.set_result(there)
+    assert await overtaken is there
+    assert (watched.away == "") is there
+    assert (watched.away_seconds == lost) is there
+
+
 async def begun(watched: Watched, count: int) -> list[Future[bool]]:
     """The looks, as soon as there are so many."""
-    while len(watched.looks) < count:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while len(watched.looks) < count:
+            await asyncio.sleep(0.01)
     return watched.looks
