@@ -1,5 +1,6 @@
 """Fixtures that every part shares. A part that is missing skips a test at home and fails it when CI=true."""
 
+import atexit
 import gc
 import os
 import shutil
@@ -85,6 +86,7 @@ def pytest_collection_finish() -> None:
     """Let garbage collections skip what is loaded by now, torch among it, and come less often."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or Triton's nanobind reports it as leaked
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
 

@@ -64,6 +64,25 @@ def test_the_help_above_verbs_ends_with_the_example_of_each(command: str) -> Non
         assert shown.splitlines() == examples and len(set(examples)) == len(examples) > 0, words
 
 
+ALONE = {"proxy": proxy.commands.main.parser, "harness": harness.cli.parser}
+"""The commands that load the module of one verb only."""
+
+
+@pytest.mark.parametrize("command", ALONE)
+def test_a_verb_has_the_same_help_without_the_others(command: str) -> None:
+    for words, verb in verbs(ALONE[command](), command):
+        alone = dict(verbs(ALONE[command](words.split()[1:]), command))
+        assert alone[words].format_help() == verb.format_help()
+
+
+@pytest.mark.parametrize(("words", "other"), [("harness agents", "run"), ("proxy tiny-model", "serve")])
+def test_a_verb_loads_no_other_one(words: str, other: str) -> None:
+    command, verb = words.split()
+    code = f"import sys, {ALONE[command].__module__} as command; command.parser([{verb!r}]); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert f"{command}.commands.{verb.replace('-', '_')}" in loaded and f"{command}.commands.{other}" not in loaded
+
+
 USAGE = {
     "proxy": "models.md",
     "proxy serve": "models.md",

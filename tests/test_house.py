@@ -27,7 +27,7 @@ PAGES = [
     *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-HEAVY = ("torch", "transformers", "litellm", "sglang", "megatron", "numpy")
+HEAVY = ("torch", "transformers", "litellm", "sglang", "megatron", "numpy", "sqlalchemy.dialects.postgresql")
 
 
 @pytest.mark.parametrize("package", ["proxy", "harness", "sandboxes"])

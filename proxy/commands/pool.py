@@ -26,7 +26,7 @@ SPANS = "otel"
 """The format that is sent and not written."""
 
 
-def add_commands(pool: argparse.ArgumentParser) -> None:
+def add_arguments(pool: argparse.ArgumentParser) -> None:
     """Add the commands of `proxy pool`."""
     commands = pool.add_subparsers(required=True, metavar="COMMAND")
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from proxy.pool.address import database_url, parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
-from proxy.pool.schema import metadata, storable
+from proxy.pool.schema import ROWS, metadata, storable
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 from proxy.pool.views import drop_views, make_views
 
@@ -371,6 +372,9 @@ def _migrate(pool: Pool) -> None:
 def _create(connection: Connection) -> None:
     """Make the tables of a new pool at once. They are those that all migrations make, which take several times as long,
     and Alembic a third of a second to import."""
+    for index in chain.from_iterable(table.indexes for table in metadata.tables.values()):
+        if ROWS in index.info:
+            index.dialect_options[connection.dialect.name]["where"] = index.info[ROWS]
     metadata.create_all(connection, checkfirst=False)  # what has these names is refused, not taken for ours
     # Alembic's own table, from which the next migration goes on
     connection.execute(text("create table alembic_version (version_num varchar(32) not null primary key)"))

@@ -4,6 +4,7 @@ SGLang 0.5.23 spawns them, as CUDA requires, so that each imports torch and SGLa
 seconds of a start. `python -m proxy.engine.cpu.launch` takes the arguments of `sglang.launch_server`.
 """
 
+import atexit
 import gc
 import multiprocessing
 import runpy
@@ -19,6 +20,7 @@ def main() -> None:
     import sglang.srt.managers.scheduler  # noqa: F401
 
     gc.freeze()  # what is loaded stays for good: the forks' collections do not look at it, or copy its pages
+    atexit.register(gc.unfreeze)  # what is frozen at the end, Triton's nanobind reports in pages, as leaked
     gc.enable()
     runpy.run_module("sglang.launch_server", run_name="__main__")
 

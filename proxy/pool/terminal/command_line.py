@@ -5,7 +5,7 @@ this, as that package imports none of the others.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
@@ -49,6 +49,14 @@ def verbs(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, ar
     for action in inner:
         for name, sub in action.choices.items():
             yield from verbs(sub, f"{words} {name}")
+
+
+def verbs_to_load(known: Collection[str], words: Sequence[str]) -> Collection[str]:
+    """Return the verb that the words begin with, or all that are known: help, for one, names all of them.
+
+    What only the other verbs import would add a fifth to the start of a command.
+    """
+    return words[:1] if words and words[0] in known else known
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

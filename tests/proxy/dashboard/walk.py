@@ -18,6 +18,8 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 
 CHROMIUM = "/usr/bin/chromium"
 READY = "#page > .page:not([aria-busy])"
+LOADED = f"{READY}:not(:has(button:disabled))"
+"""A button that asks for more is disabled until it has it."""
 SECONDS = 120_000
 MOST_PRESSES = 120
 RENAME = """names => {
@@ -396,6 +398,7 @@ def act(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
                 selector, *rest = given
                 getattr(page.locator(selector).first, what)(*rest)
             page.wait_for_timeout(task.get("settle", 700))
+            page.wait_for_selector(LOADED, timeout=SECONDS)
             seen.append(shown(page, watch, task))
     return seen
 
