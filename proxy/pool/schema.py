@@ -96,9 +96,9 @@ tasks = Table(
 
 
 ROWS = "rows"
-"""Key of a partial index's condition in its `info`, for the dialect of the database in which it is made.
+"""Key of a partial index's condition in its `info`. A new pool gives the condition to its database's dialect.
 
-`postgresql_where` would load PostgreSQL's dialect in every process: a tenth of a second, where pools are in SQLite.
+`postgresql_where` would load PostgreSQL's dialect in every process, also where pools are in SQLite.
 """
 
 

@@ -20,7 +20,7 @@ def main() -> None:
     import sglang.srt.managers.scheduler  # noqa: F401
 
     gc.freeze()  # what is loaded stays for good: the forks' collections do not look at it, or copy its pages
-    atexit.register(gc.unfreeze)  # what is frozen at the end, Triton's nanobind reports in pages, as leaked
+    atexit.register(gc.unfreeze)  # or Triton's nanobind ends the log with a long list of leaks, below any error
     gc.enable()
     runpy.run_module("sglang.launch_server", run_name="__main__")
 

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 CHROMIUM = "/usr/bin/chromium"
 READY = "#page > .page:not([aria-busy])"
 LOADED = f"{READY}:not(:has(button:disabled))"
-"""A button that asks for more is disabled until it has it."""
+"""A button that adds rows to a list is disabled until they are there."""
 SECONDS = 120_000
 MOST_PRESSES = 120
 RENAME = """names => {
