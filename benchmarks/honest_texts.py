@@ -102,5 +102,6 @@ ENDED = {
     "a board of 60 x 60 equal cells": _board(60),
     "the same paragraph of 80 words 120 times": "\n\n".join([_prose(80)] * 120),
     "the same line of code 1,000 times": "    total += check(parser.read(line))\n" * 1000,
+    "1,000 rows with two values in turn": "  1  1.4\n  1  1.3\n" * 500,
 }
 """The same with so much of it that it is taken for a loop."""

@@ -6,6 +6,7 @@ Cost: time per token. docs/behaviour.md explains the figures. Left out: answers 
 """
 
 import argparse
+import hashlib
 import os
 import platform
 import random
@@ -15,6 +16,7 @@ import sysconfig
 import tempfile
 import time
 from array import array
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -51,7 +53,7 @@ def main() -> int:
         make_tiny_model(Path(folder))
         tokenizers = {"tiny": Tokenizer.from_file(f"{folder}/tokenizer.json")}
     tokenizers |= {path.stem: Tokenizer.from_file(str(path)) for path in arguments.tokenizer}
-    files = _files(40 if arguments.quick else 500)
+    files = _files(40 if arguments.quick else 5000)
     figures["texts"] = {name: _texts(tokenizer, files) for name, tokenizer in tokenizers.items()}
     figures["loops"] = _loops(3 if arguments.quick else 30)
     figures["ns_per_token"] = {f"{size} per event": _cost(size) for size in (1, 8, 64)}
@@ -108,20 +110,28 @@ def _most(ids: "array[int]") -> dict[str, Any]:
 
 
 def _files(count: int) -> dict[str, str]:
-    """Text files of this repository, of Python's library and of the installed packages by name, drawn by a seed."""
+    """Text files of this repository, of Python's library and of the installed packages by name, drawn."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = {name: ROOT / name for name in tracked.splitlines()}
-    for folder in (Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))):
-        paths |= {str(path.relative_to(folder.parent)): path for path in folder.rglob("*")}
-    right = sorted(name for name, path in paths.items() if path.is_file() and SMALLEST < path.stat().st_size < LARGEST)
-    random.Random(0).shuffle(right)
-    texts = ((name, _text(paths[name])) for name in right)
+    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    own = (path for path in library.rglob("*") if "site-packages" not in path.relative_to(library).parts)
+    paths |= {str(path.relative_to(library.parent)): path for path in own}
+    paths |= {str(path.relative_to(packages.parent)): path for path in packages.rglob("*")}
+    texts = ((name, _text(paths[name])) for name in drawn(paths))
     return dict(islice(((name, text) for name, text in texts if text is not None), count))
 
 
+def drawn(names: Iterable[str]) -> list[str]:
+    """Names in an order by chance that depends on each alone: one more, such as a byte code cache's, changes no other
+    place."""
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+
+
 def _text(path: Path) -> str | None:
-    """What stands in a file; None for one that is no text."""
+    """What stands in a file; None for one that is no text, has not the right size, or is gone."""
     try:
+        if not (path.is_file() and SMALLEST < path.stat().st_size < LARGEST):
+            return None
         text = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
         return None

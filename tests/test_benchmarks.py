@@ -17,6 +17,7 @@ from benchmarks.async_runs.slow_agent import next_sleep
 from benchmarks.capacity.estimate import Load, estimate
 from benchmarks.contexts.forgetful_teacher import teach
 from benchmarks.dashboard import RUN_PAGE
+from benchmarks.repetition import drawn
 from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
 from benchmarks.signal_runs.figures import batches_to
@@ -121,6 +122,13 @@ def test_the_benchmark_of_repetition_ends_with_one_json_object(tmp_path: Path) -
     texts = figures["texts"]["tiny"]
     assert texts["files"]["long_answers"] and texts["recorded"]["alarms"] == texts["files"]["alarms"] == []
     assert not any(each["ended"] for each in texts["honest"].values()) and all(texts["ended"].values())
+
+
+def test_a_file_more_changes_no_other_file_that_the_benchmark_of_repetition_draws() -> None:
+    names = [f"package/module_{number}.py" for number in range(40)]
+    before = drawn(names)
+    assert [name for name in drawn([*names, "package/__pycache__/module_1.pyc"]) if name in names] == before
+    assert sorted(before) == sorted(names) and before != names
 
 
 def test_the_benchmark_of_the_dashboard_asks_what_the_page_of_a_run_asks() -> None:
