@@ -110,7 +110,7 @@ def _most(ids: "array[int]") -> dict[str, Any]:
 
 
 def _files(count: int) -> dict[str, str]:
-    """Text files of this repository, of Python's library and of the installed packages by name, drawn."""
+    """Draw text files of this repository, of Python's library and of the installed packages; return them by name."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = {name: ROOT / name for name in tracked.splitlines()}
     library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
@@ -122,8 +122,10 @@ def _files(count: int) -> dict[str, str]:
 
 
 def drawn(names: Iterable[str]) -> list[str]:
-    """Names in an order by chance that depends on each alone: one more, such as a byte code cache's, changes no other
-    place."""
+    """Return names in the order of their digests, as if shuffled. One more name changes the order of no others.
+
+    A shuffle would: a byte code cache, or one more package, would draw other files.
+    """
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
 
 
