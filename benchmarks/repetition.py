@@ -114,8 +114,8 @@ def _files(count: int) -> dict[str, str]:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = {name: ROOT / name for name in tracked.splitlines()}
     library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
-    own = (path for path in library.rglob("*") if "site-packages" not in path.relative_to(library).parts)
-    paths |= {str(path.relative_to(library.parent)): path for path in own}
+    of_python = (path for path in library.rglob("*") if "site-packages" not in path.relative_to(library).parts)
+    paths |= {str(path.relative_to(library.parent)): path for path in of_python}
     paths |= {str(path.relative_to(packages.parent)): path for path in packages.rglob("*")}
     texts = ((name, _text(paths[name])) for name in drawn(paths))
     return dict(islice(((name, text) for name, text in texts if text is not None), count))

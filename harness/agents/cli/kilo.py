@@ -1,7 +1,7 @@
 """kilo from npm, a relative of opencode: streamed chat completions. Its configuration names the proxy as a provider.
 
 It asks the same model for a session title when its work is done, and leaves before the answer is there if that is slow.
-Rarely it does not leave at all (its maker's open report: kilocode #9206), until a limit of the task ends it.
+Once it was seen not to exit at all, as in its maker's open report kilocode #9206; a limit of the task ended it.
 """
 
 import json
