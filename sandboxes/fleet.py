@@ -164,7 +164,7 @@ class Hosts:
 
     async def _taken(self, tried: Sequence[_Host], spec: Spec) -> _Host:
         """Choose the best host that was not tried, and take a place on it. Wait while all are full, unless `beside`."""
-        precedes = spec.first and not tried  # after a failure it may wait for fewer hosts than the others
+        precedes = spec.first and not tried  # after a failure others could use hosts that it no longer waits for
         async with self._freed:
             self._preceding += precedes
             try:

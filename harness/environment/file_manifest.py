@@ -67,9 +67,16 @@ class FileManifest:
 
     def without(self, removed: Collection[str]) -> "FileManifest":
         """The manifest without these paths and everything below them."""
-        gone = tuple(f"{path}/" for path in removed)
-        left = {p: s for p, s in self.files.items() if p not in removed and not p.startswith(gone)}
+        gone = set(removed)
+        left = {path: stat for path, stat in self.files.items() if gone.isdisjoint(_upwards(path))}
         return replace(self, files=left)
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """Yield a path and each directory above it."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 async def take_manifest(

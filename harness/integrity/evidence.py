@@ -97,12 +97,13 @@ def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mappi
     known = {_below(path, work): as_text(content) for path, content in findings.originals.items()}
     given = {path: text for path, text in known.items() if text is not None}
     given = _texts(task.files, task.directories, task.digest) | given
-    difference, removed = findings.difference, set(findings.difference.removed)
+    difference = findings.difference
+    added, removed = set(difference.added), set(difference.removed)
     changes, unread = [], []
     for path in (*difference.added, *difference.changed, *difference.removed):
         name = _below(path, work)
         if not _NOISE.search(path):
-            existed, after = path not in difference.added, texts.get(path)
+            existed, after = path not in added, texts.get(path)
             before = given.get(name) if existed else None
             if existed and before is None:  # its old lines would pass for new ones
                 after = None

@@ -31,7 +31,7 @@ from harness.verdict.isolation import end_agent, verifier_sandbox
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import VERIFIER_TRIES, verify
 from proxy.pool.completions.store import labelled, of_attempt
-from proxy.pool.errors import UserError
+from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget, calls_seen
 from proxy.pool.rollouts.failures import DIFFERED
@@ -237,10 +237,11 @@ class LiveAttempt:
             self._worked = snapshot
             began_at = time.time()  # unix time, which the proxy compares with its own
             limits = replace(limits, excused=partial(excused, began_at))
-            try:
-                result = await run_watched(sandbox, launch.command, limits, env, watched)
-            except SandboxError as error:
-                raise AttemptFailed("tool_flake", str(error)) from error
+            with stage("tool_flake"):  # what breaks now may be the agent's doing: no retry
+                try:
+                    result = await run_watched(sandbox, launch.command, limits, env, watched)
+                except SandboxError as error:
+                    raise AttemptFailed("tool_flake", str(error)) from error
         await self._add_agent_time(result, began_at)
         self._exit_code = result.exit_code
         with (context.logs / f"{self._log_name}.log").open("a") as log:
@@ -258,9 +259,10 @@ class LiveAttempt:
             await self._end_calls()
             await self._classify_end(result, part.task)
             return await self._verified(sandbox, part, snapshot)
-        except (AttemptFailed, SandboxError) as error:
-            of_verifier = error.kind == "verifier" if isinstance(error, AttemptFailed) else True
-            if not isinstance(error, ImageError) and of_verifier:
+        except (ImageError, UserError, PoolError):
+            raise
+        except Exception as error:  # whatever it is, the agent may have brought it about
+            if not isinstance(error, AttemptFailed) or error.kind == "verifier":
                 await self._look_untouched(sandbox, part, snapshot, error)
             raise
 

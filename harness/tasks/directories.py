@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.tasks.schema import TaskImage
 from proxy.pool.errors import UserError
-from sandboxes.docker.image.build_context import files
+from sandboxes.docker.image.build_context import check_dockerfile, files
 from sandboxes.host_files.walk import TreeError, check_entry, walk
 
 CHUNK = 1 << 20
@@ -30,6 +31,13 @@ def check_context(directory: Path, dockerfile: str) -> None:
     with _in_one_sentence():
         for _ in files(directory, dockerfile):
             pass
+
+
+def check_dockerfiles(images: Iterable[TaskImage]) -> None:
+    """UserError for a Dockerfile that is too large. The images come from directories."""
+    with _in_one_sentence():
+        for image in images:
+            check_dockerfile(Path(image.directory) / image.dockerfile)
 
 
 def digest_of(directories: Iterable[Path]) -> str:

@@ -6,6 +6,8 @@ harness/tasks/harbor_toml.py are refused by name. Two rules are stricter than Ha
 the network gets it for its tests only, and nothing is read from this machine's environment.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import msgspec
 
 from harness.tasks.check import check
 from harness.tasks.compose import read_compose
-from harness.tasks.directories import check_directory, digest_of
+from harness.tasks.directories import check_directory, check_dockerfiles, digest_of
 from harness.tasks.harbor_toml import (
     HarborEnvironment,
     HarborFile,
@@ -26,7 +28,7 @@ from harness.tasks.harbor_toml import (
     unknown,
 )
 from harness.tasks.harbor_verifier import LOGS, limits_of, patience, until_healthy, verifier_of
-from harness.tasks.schema import McpServer, Solution, Step, Task, TaskImage, Verifier
+from harness.tasks.schema import McpServer, Solution, Step, Task, TaskImage, Verifier, built_images
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import check_content, read_text
 from proxy.pool.settings_file import checked, read_table
@@ -45,11 +47,9 @@ def load_harbor(directory: Path) -> Task:
     if not (directory / "task.toml").is_file():
         refuse(directory, "task.yaml", "is of Terminal-Bench 1; convert the task to the Harbor format")
     where = str(directory / "task.toml")
-    try:
+    with _left_out():
         check_directory(directory)  # before anything in it is read: a link could lead to any file of this machine
         digest = digest_of([directory])
-    except UserError as error:
-        raise Refused(str(error)) from error
     table = read_table(directory / "task.toml")
     file = checked(table, HarborFile, where, strict=False)
     resolved(file, directory)
@@ -86,7 +86,19 @@ def load_harbor(directory: Path) -> Task:
     )
     content = msgspec.to_builtins(task)
     check_content(content, where)  # again: texts have become numbers, and numbers have been added up
-    return check(checked(content, Task, where), where)
+    task = check(checked(content, Task, where), where)
+    with _left_out():
+        check_dockerfiles(built_images(task))
+    return task
+
+
+@contextmanager
+def _left_out() -> Iterator[None]:
+    """Leave out only this task for what its directory holds."""
+    try:
+        yield
+    except UserError as error:
+        raise Refused(str(error)) from error
 
 
 def _instruction(directory: Path) -> str:

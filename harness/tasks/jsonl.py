@@ -10,7 +10,7 @@ import msgspec
 
 from harness.tasks.check import check
 from harness.tasks.directories import check_context, check_directory, digest_of
-from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, Verifier
+from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, Verifier, built_images
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import json_lines
 from proxy.pool.settings_file import checked
@@ -73,7 +73,7 @@ def pinned(task: Task, where: str) -> Task:
 
     UserError when one of them must not enter a sandbox.
     """
-    built, copied = list(_built(task)), set(_copied(task))
+    built, copied = list(built_images(task)), set(_copied(task))
     try:
         for image in built:
             check_context(Path(image.directory), image.dockerfile)
@@ -83,14 +83,6 @@ def pinned(task: Task, where: str) -> Task:
         return msgspec.structs.replace(task, digest=digest_of(directories) if directories else "")
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def _built(task: Task) -> Iterator[TaskImage]:
-    owns = [judge.environment for judge in (task.verifier, *(step.verifier for step in task.steps))]
-    images = [task.image, *(service.image for service in task.services), *(own.image for own in owns if own)]
-    for image in images:
-        if image is not None and image.directory:
-            yield image
 
 
 def _copied(task: Task) -> Iterator[str]:

@@ -5,12 +5,13 @@ absolute path; the loader stores a digest of their content (`digest`).
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from harness.tasks.verdict_options import Augment, Clean, Pattern, Strict
+from harness.tasks.verdict_options import Augment, Clean, Patterns, Strict
 from sandboxes.base import Limits, Network, Profile, User
 
 LONGEST_SECONDS = 30 * 24 * 3600
@@ -86,7 +87,7 @@ class Artifact(Strict, frozen=True, kw_only=True):
 
     path: Text
     """Relative to the working directory, `~/` for the agent's home, or absolute. SERVICE:/PATH: in a service."""
-    exclude: list[Pattern] = []
+    exclude: Patterns = []
     """What stays behind: the end of a path below `path`, or a glob for it."""
 
     @property
@@ -200,7 +201,7 @@ class Verifier(Strict, frozen=True, kw_only=True):
     """Commands before the artifacts are carried. One that fails is passed over."""
     environment: VerifierEnvironment | None = None
     """A fresh sandbox other than the task's. None: one like the agent's."""
-    keep: list[Pattern] = []
+    keep: Patterns = []
     """Paths that steer verifiers but that the agent may create or change, such as conftest.py.
     See harness/environment/protected_files.py."""
     network: Network | None = None
@@ -350,6 +351,15 @@ def parts_of(task: Task) -> tuple[TaskPart, ...]:
         TaskPart(alone[number], step.name, step.min_reward, number + 1 < len(alone), alone[:number])
         for number, step in enumerate(task.steps)
     )
+
+
+def built_images(task: Task) -> Iterator[TaskImage]:
+    """The images of a task that come from a directory."""
+    owns = [judge.environment for judge in (task.verifier, *(step.verifier for step in task.steps))]
+    images = [task.image, *(service.image for service in task.services), *(own.image for own in owns if own)]
+    for image in images:
+        if image is not None and image.directory:
+            yield image
 
 
 def _alone(task: Task, step: Step, first: bool) -> Task:

@@ -131,7 +131,7 @@ def _below(place: Path) -> Iterator[Path]:
     left = [place]
     while left:
         yield (place := left.pop())
-        left += [c for c in _children(place) if c.is_dir() and not c.is_symlink() and not c.name.startswith(".")]
+        left += [c for c in _children(place) if os.path.isdir(c) and not c.is_symlink() and not c.name.startswith(".")]
 
 
 def _children(place: Path) -> list[Path]:
@@ -173,7 +173,8 @@ def _directories(root: Path) -> Iterator[Path]:
             yield place
             continue
         for child in sorted(place.iterdir(), reverse=True):
-            if child.is_dir() and not child.name.startswith("."):
+            # Not child.is_dir(), which raises an error for a link to a name that is too long.
+            if os.path.isdir(child) and not child.name.startswith("."):
                 if not leads_inside(root, child):
                     raise UserError(f"{child} is a link that leads out of {root}; name what it leads to as a source")
                 left.append((child, depth + 1))

@@ -11,7 +11,9 @@ import msgspec
 Action = Literal["remove", "report", "keep"]
 Pattern = Annotated[str, msgspec.Meta(min_length=1)]
 """A path or glob: absolute, or the end of a path. It includes everything below it."""
-
+MAX_PATTERNS = 1000
+"""Patterns of one list. Each is matched with the path of every file."""
+Patterns = Annotated[list[Pattern], msgspec.Meta(max_length=MAX_PATTERNS)]
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -35,7 +37,7 @@ class Clean(Strict, frozen=True, kw_only=True):
     """/tests, /solution, /oracle and /logs/verifier."""
     vcs: Action = "report"
     """remove: delete the branches, tags and stashes that HEAD does not contain, all reflogs and lost commits."""
-    keep: list[Pattern] = []
+    keep: Patterns = []
     """Paths that are kept, whatever their kind."""
 
 

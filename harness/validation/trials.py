@@ -22,6 +22,7 @@ from harness.validation.hollow import hollow_out
 from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
+from proxy.pool.errors import PoolError, UserError
 from sandboxes.base import Sandbox, SandboxError, Sandboxes
 
 Kind = Literal["oracle", "no-op", "hollow"]
@@ -67,7 +68,10 @@ class TrialSpec:
 
 
 async def run_trial(sandboxes: Sandboxes, spec: TrialSpec) -> Trial:
-    """Run one trial in a sandbox of its own. Failures are part of the result and not raised."""
+    """Run one trial in a sandbox of its own. Failures are part of the result and not raised.
+
+    UserError and PoolError end the command.
+    """
     began = time.monotonic()
     reward: float | None = None
     replaced: list[str] = []
@@ -79,6 +83,10 @@ async def run_trial(sandboxes: Sandboxes, spec: TrialSpec) -> Trial:
         failure, detail = "verifier" if failed.kind == "verifier" else "environment", failed.detail
     except (SandboxError, OSError) as error:  # this machine's disk is full, say
         failure, detail = "environment", str(error)
+    except (UserError, PoolError):
+        raise
+    except Exception as error:  # a failed trial is a row, whatever broke
+        failure, detail = "environment", f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began
     key, kind, number, variation, where = spec.name
     return Trial(

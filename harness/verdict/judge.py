@@ -115,8 +115,8 @@ def verdict_in(reply: str, name: str) -> dict[str, Any] | None:
     That is so if an object breaks after it has given a score or an opinion, or if one is given outside of objects
     behind the last verdict.
 
-    An object that breaks earlier may be a quoted piece, whose last string runs on to the first quotation mark of the
-    verdict: the next object may begin at its last brace. So each part of the text is parsed twice at most.
+    An object that breaks before it gave a score may be a quoted piece. Its open string then swallows the beginning of
+    the verdict, so the search goes on at the last brace inside it. So each part of the text is parsed twice at most.
     """
     text = with_backslashes(_THOUGHTS.sub("", reply))
     verdict, end = None, 0

@@ -5,6 +5,7 @@ build an image, must not reach this machine's other files. Left out: what a sand
 (sandboxes/local/files.py).
 """
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ DEPTH = 100
 """Levels of directories. Other programs walk such a tree by recursion."""
 BYTES = 16 << 30
 """All regular files together, by their sizes: a file with holes counts in full, as it does when it is copied."""
+LINKS = 40
+"""Links on the way of one path. The kernel follows no more."""
 
 
 class TreeError(SandboxError):
@@ -82,6 +85,35 @@ def check_entry(root: Path, entry: Entry) -> None:
 
 
 def leads_inside(root: Path, path: Path) -> bool:
-    """Whether a path, with all links in it followed, is `root` or below it. A circle of links leads nowhere."""
-    top, real = os.path.realpath(root), os.path.realpath(path)
-    return not os.path.islink(real) and os.path.commonpath([top, real]) == top  # realpath stops in a circle
+    """Whether a path, with all links in it followed, is `root` or below it.
+
+    What the kernel does not follow leads nowhere: a circle of links, a long chain of them, a name that is too long.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            return False
+    top, real = os.path.realpath(root), _real(path)
+    return real is not None and os.path.commonpath([top, real]) == top
+
+
+def _real(path: Path) -> str | None:
+    """Where a path leads, by its names alone from the first that is missing; None for more than LINKS links.
+
+    os.path.realpath follows a chain of any length, by recursion, and one behind a missing name is unseen by the kernel.
+    """
+    real, links, left = "/", 0, str(path.absolute()).split("/")[::-1]
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        real = os.path.dirname(real) if name == ".." else os.path.join(real, name)
+        if name != ".." and os.path.islink(real):
+            target = os.readlink(real)
+            left += target.split("/")[::-1]
+            real = "/" if target.startswith("/") else os.path.dirname(real)
+            links += 1
+            if links > LINKS:
+                return None
+    return real

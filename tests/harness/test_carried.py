@@ -97,6 +97,15 @@ async def test_only_links_that_stay_inside_travel_and_those_that_were_there_befo
     assert sorted(Path(path).name for path in findings.left_out) == ["here", "out", "over", "through", "up"]
 
 
+async def test_links_that_cannot_be_followed_are_left_out_and_the_rest_travels(sandboxes: ProcessSandboxes) -> None:
+    agent = "ln -s $(printf '%0300d' 0) long; ln -s b a; ln -s a b; echo hi > file; i=0; "
+    agent += "while [ $i -lt 1500 ]; do ln -s l$((i+1)) l$i; i=$((i+1)); done; ln -s file l1500"
+    shown, findings = await carried(sandboxes, agent, "cat file; ls long a b l0 l1400 2>&- || ls l1500")
+    assert shown.split() == ["hi", "l1500"]
+    left_out = {Path(path).name for path in findings.left_out}
+    assert {"long", "a", "b", "l0", "l1400"} <= left_out and "l1499" not in left_out
+
+
 @pytest.mark.parametrize("carry", ["files", "changes"])
 async def test_what_a_variation_did_to_the_working_directory_does_not_travel(
     sandboxes: ProcessSandboxes, carry: str

@@ -299,34 +299,41 @@ async def test_a_slow_database_stalls_no_other_attempt(context: RunContext) -> N
 
 
 class Failing(ProcessSandboxes):
-    """Sandboxes whose image cannot be had, or whose container is lost under the agent."""
+    """Sandboxes whose image cannot be had, or in which the agent's command raises this."""
 
-    def __init__(self, root: Path, lost: bool):
+    def __init__(self, root: Path, broken: Exception | None):
         super().__init__(root)
-        self._lost = lost
+        self._broken = broken
 
     async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
-        if not self._lost:
+        if self._broken is None:
             raise ImageError("the image of /tasks/a cannot be built; its log ends:\nRUN false")
         sandbox = await super().start(spec)
         run = sandbox.run
 
         async def losing(command: str, *more: Any, **named: Any) -> Result:
-            if command == SHELL_AGENT:
-                raise SandboxError("the container is gone")
+            if self._broken is not None and command == SHELL_AGENT:
+                raise self._broken
             return await run(command, *more, **named)
 
         vars(sandbox)["run"] = losing
         return sandbox
 
 
-@pytest.mark.parametrize(("lost", "kind"), [(False, "image"), (True, "tool_flake")])
-async def test_an_image_that_cannot_be_built_and_a_lost_container_are_told_apart(
-    context: RunContext, tmp_path: Path, lost: bool, kind: str
+@pytest.mark.parametrize(
+    ("broken", "kind", "detail"),
+    [
+        (None, "image", "its log ends"),
+        (SandboxError("the container is gone"), "tool_flake", "the container is gone"),
+        (ValueError("no number: 'x'"), "tool_flake", "ValueError: no number: 'x'"),  # not classified: still no retry
+    ],
+)
+async def test_an_image_that_cannot_be_built_and_what_breaks_under_the_agent_are_told_apart(
+    context: RunContext, tmp_path: Path, broken: Exception | None, kind: str, detail: str
 ) -> None:
-    came, tries = await outcome(replace(context, sandboxes=Failing(tmp_path / "failing", lost)))
+    came, tries = await outcome(replace(context, sandboxes=Failing(tmp_path / "failing", broken)))
     assert (came.reward, came.failure, len(tries)) == (None, kind, 1)
-    assert ("its log ends" in came.detail) != lost and list(tmp_path.glob("failing/*")) == []
+    assert detail in came.detail and list(tmp_path.glob("failing/*")) == []
 
 
 async def test_an_outage_of_the_verifiers_host_alone_is_nobodys_fault(
@@ -359,11 +366,12 @@ async def test_an_outage_of_the_verifiers_host_alone_is_nobodys_fault(
 
 
 class Lenient(ProcessSandboxes):
-    """Sandboxes that any image will do for, and that are gone once the agent has made this file."""
+    """Sandboxes that any image will do for, and that raise this once the agent has made this file."""
 
     def __init__(self, root: Path, broken: Path):
         super().__init__(root)
         self._broken = broken
+        self.error: Exception = SandboxError("the container is gone")
 
     async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
         sandbox = await super().start(replace(spec, image=None))
@@ -372,7 +380,7 @@ class Lenient(ProcessSandboxes):
 
     async def _changed(self) -> dict[str, bool]:
         if self._broken.exists():
-            raise SandboxError("the container is gone")
+            raise self.error
         return {}
 
 
@@ -381,8 +389,11 @@ def lenient(context: RunContext, tmp_path: Path) -> RunContext:
     return replace(context, sandboxes=Lenient(tmp_path / "lenient", tmp_path / "broken"))
 
 
-async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient: RunContext) -> None:
+@pytest.mark.parametrize("error", [SandboxError("the container is gone"), OSError("the container is gone")])
+async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient: RunContext, error: Exception) -> None:
     """Otherwise an agent that breaks its sandbox would get another chance, which one that merely fails does not."""
+    assert isinstance(lenient.sandboxes, Lenient)
+    lenient.sandboxes.error = error
     came, tries = await outcome(lenient, f"{SHELL_AGENT}; touch {lenient.logs}/broken; sleep 637", timeout=10)
     assert (came.reward, came.failure, len(tries)) == (None, "spoiled", 1)
     reason = "the container is gone; where no agent has worked, the verifier comes to a verdict"

@@ -49,6 +49,13 @@ def test_a_task_that_is_refused_leaves_the_others(tmp_path: Path) -> None:
         load_sources([str(tmp_path / "two")])
 
 
+def test_a_link_to_a_name_that_is_too_long_is_no_task(tmp_path: Path) -> None:
+    task_directory(tmp_path / "one")
+    (tmp_path / "link").symlink_to("a" * 300)
+    for source in (tmp_path, tmp_path / "**/one"):
+        assert {task.id for task in load_sources([str(source)]).mix.tasks} == {"one"}
+
+
 def test_a_mix_file_weights_sources_and_domains(tmp_path: Path) -> None:
     lines(tmp_path / "a.jsonl", "a", 3, CHECKED)
     lines(tmp_path / "q.jsonl", "q", 30, ASKED)

@@ -77,6 +77,15 @@ def sentence_of(source: Path) -> str:
             json.dumps(HELLO | {"services": [{"name": f"s{n}", "image": {"name": "x"}} for n in range(65)]}),
             "expected `array` of length <= 64",
         ),
+        (json.dumps(HELLO | {"clean": {"keep": ["x"] * 1001}}), "clean.keep = "),
+        (
+            json.dumps(HELLO | {"verifier": {"command": "true", "keep": ["x"] * 1001}}),
+            "expected `array` of length <= 1000",
+        ),
+        (
+            json.dumps(HELLO | {"verifier": {"command": "x", "artifacts": [{"path": "x", "exclude": ["x"] * 1001}]}}),
+            "expected `array` of length <= 1000",
+        ),
         (json.dumps(ASKED | {"checker": {"kind": "regex", "pattern": "(" * 1000}}), "is no regular expression"),
         (json.dumps(ASKED | {"checker": {"kind": "regex", "pattern": "a{" + "9" * 20 + "}"}}), "is no regular expr"),
         (json.dumps(ASKED | {"checker": {"kind": "regex", "pattern": "a" * 3000}}), "3000 characters; at most 2000"),
@@ -165,6 +174,33 @@ def test_a_link_within_a_task_directory_is_served(tmp_path: Path) -> None:
     (whole / "tests/again.sh").symlink_to("test.sh")
     (whole / "tests/later").symlink_to("../environment/not-there-yet")
     assert len(load_sources([str(whole)]).mix.tasks) == 1
+
+
+@pytest.mark.parametrize("target", ["x0", "not-there/../x0", "y" * 300], ids=["chain", "chain after nothing", "name"])
+def test_a_link_that_the_kernel_does_not_follow_leaves_the_task_out(tmp_path: Path, target: str) -> None:
+    tests = task_directory(tmp_path / "tasks/task") / "tests"
+    (tests / "first").symlink_to(target)
+    for number in range(1500):
+        (tests / f"x{number}").symlink_to(f"x{number + 1}")
+    assert f"tests/first is a link that leads out of {tests.parent} (to {target})" in sentence_of(tests.parent)
+
+
+def test_a_chain_of_links_that_the_kernel_follows_is_served(tmp_path: Path) -> None:
+    tests = task_directory(tmp_path / "task") / "tests"
+    for number in range(1, 40):
+        (tests / f"x{number}").symlink_to(f"x{number + 1}")
+    (tests / "x40").symlink_to("test.sh")
+    assert len(load_sources([str(tests.parent)]).mix.tasks) == 1
+    (tests / "x0").symlink_to("x1")
+    assert "tests/x0 is a link that leads out of" in sentence_of(tests.parent)
+
+
+def test_a_dockerfile_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    whole = task_directory(tmp_path / "tasks/task")
+    os.truncate(whole / "environment/Dockerfile", 2 << 20)
+    source = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"image": {"directory": str(whole / "environment")}})
+    for place in (tmp_path / "tasks", source):
+        assert "environment/Dockerfile has more than 1 MiB, too much to be searched" in sentence_of(place)
 
 
 @pytest.mark.parametrize("field", ["image", "directories", "verifier"])

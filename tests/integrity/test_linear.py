@@ -10,15 +10,17 @@ import msgspec
 import pytest
 
 from harness.environment.archive import Entry
+from harness.environment.file_manifest import FileDifference, FileManifest
 from harness.integrity.detectors import checks
 from harness.integrity.detectors.answers import grader_read
-from harness.integrity.evidence import Evidence, FileChange
+from harness.integrity.evidence import Evidence, FileChange, evidence_of
 from harness.integrity.scene import Scene
 from harness.tasks import Task
 from harness.tasks.schema import Artifact
 from harness.verdict.carried.compare import Comparison, Place, _set_apart
 from harness.verdict.carried.git import harmless
 from harness.verdict.checkers import final_answer
+from harness.verdict.findings import IsolationFindings
 from proxy.pool.behaviour.actions import actions
 from proxy.pool.behaviour.read import events
 from proxy.pool.behaviour.shell import commands
@@ -121,6 +123,22 @@ def test_four_times_the_files_take_about_four_times_the_time(left: Callable[[int
         seconds(set_apart, {path: Entry("file" if "/" in path else "directory") for path in left(many)})
         for many in (number, 4 * number)
     )
+    assert more <= 8 * once + SLACK
+
+
+def without(paths: list[str]) -> object:
+    return FileManifest(dict.fromkeys(paths, "f 0"), whole=True).without(paths)
+
+
+def evidence(paths: list[str]) -> object:
+    findings = IsolationFindings(FileDifference(added=paths), [], [], [])
+    return evidence_of(msgspec.convert(HELLO, Task), "/app", findings, {})
+
+
+@pytest.mark.parametrize("look", [without, evidence])
+def test_four_times_the_new_files_take_about_four_times_the_time(look: Callable[[list[str]], object]) -> None:
+    """Each new file was looked for among all others."""
+    once, more = (seconds(look, [f"/tmp/{one}" for one in range(many)]) for many in (1_000, 4_000))
     assert more <= 8 * once + SLACK
 
 

@@ -119,10 +119,11 @@ def _drop_links(given: Comparison, before: Mapping[str, Entry], now: dict[str, E
     dropped = []
     for path, entry in now.items():
         if entry.kind == "link" and entry != before.get(path):
-            end = Path(os.path.realpath(staging / path))  # one of a circle does not exist
-            if not end.exists() or any(
-                end == place or end in place.parents or place in end.parents for place in theirs
-            ):
+            # The kernel says first whether it leads to anything: no for a circle, a chain of links that is too long or
+            # a name that is too long, on which realpath or Path.exists would raise.
+            leads = os.path.exists(staging / path)
+            end = Path(os.path.realpath(staging / path)) if leads else staging
+            if not leads or any(end == place or end in place.parents or place in end.parents for place in theirs):
                 dropped.append(path)
     for path in dropped:
         (given.staging / path).unlink()

@@ -4,8 +4,8 @@ The daemon reads an output for two seconds after its command's end, and throws a
 its client (seen in 20.10; later code has the same limit). A busy machine or a client that stands still is all that
 it takes. So a shell prints a mark when it ends, and where the mark arrived, all before it did, too. The mark is random,
 so that no output has it by chance. Whoever reads the shell's arguments could print it early; that only hides a loss.
-A program of the same user can read it from the pipe itself, and that passes for a loss: make no loss a gain. Left out:
-losses of a command with the exit code of a signal.
+A program of the same user can take the mark out of the pipe. That looks like a loss, so a loss must bring nobody an
+advantage. Left out: losses of a command with the exit code of a signal.
 """
 
 import secrets

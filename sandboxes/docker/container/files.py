@@ -8,6 +8,7 @@ directories. Left out: owners and special files of a copied directory.
 """
 
 import asyncio
+import os
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -111,7 +112,7 @@ class ContainerFiles:
             except OSError as error:
                 raise SandboxError(f"{source} cannot be read to be copied into {self._container} ({error})") from error
             count, size = str(len(directories)), str(archive.seek(0, 2))
-            names = "".join(f"{name}\n" for name in directories).encode()
+            names = os.fsencode("".join(f"{name}\n" for name in directories))
             command = self._command(PUT, path, count, size, stdin=_in_turn(_pieces(names), _blocks(archive)))
             if code := await self._bounded(command, output.add, COPY_SECONDS):
                 raise SandboxError(

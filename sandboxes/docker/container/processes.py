@@ -18,8 +18,8 @@ exec 2>&-
 (exec /bin/sh -c "$_blackforge_command" 2>&1)
 """
 """Runs a shell command, with its stderr in its stdout. The outer shell outlives a signal to the command's process
-group, and says nothing of its own, as of a signal that ended the command: its stderr is closed also meanwhile, since
-no shell but the subshell redirects it."""
+group. It prints nothing itself, for example about a signal that ended the command: its stderr stays closed, and only
+the subshell opens one."""
 
 _LOOK = r"""
 look() {

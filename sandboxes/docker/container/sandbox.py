@@ -176,7 +176,8 @@ class DockerSandbox:
             before, count = self._oom_kills, await self._script(OOM_KILLS)
             self._oom_kills = int(count.split()[0]) if count else before
             return self._oom_kills > before
-        except SandboxError:  # the whole container may have ended of it
+        # The whole container may have ended of it, or an agent that is root has replaced the programs that count.
+        except (SandboxError, ValueError, IndexError):
             with self.daemon.translating_errors(f"the end of {self.container}"):
                 state = (await self.daemon.container(self.container).show())["State"]
             return bool(state["OOMKilled"])

@@ -13,6 +13,7 @@ from sandboxes.docker.image.ignore_rules import FILE_BYTES, IgnoreRules
 from sandboxes.host_files.walk import TreeError, check_entry, leads_inside, walk
 
 IGNORE = ".dockerignore"
+DOCKERFILE_BYTES = 1 << 20
 
 
 def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
@@ -20,6 +21,7 @@ def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
 
     OSError when some of it cannot be read; TreeError when some of it must not be sent (sandboxes/host_files/walk.py).
     """
+    check_dockerfile(context / dockerfile)
     rules = _rules(context)
 
     def unread(error: OSError, inside: str) -> None:
@@ -32,14 +34,30 @@ def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
             yield entry.inside, entry.path
 
 
+def check_dockerfile(path: Path) -> None:
+    """TreeError for one that is too large to be read. There need not be one."""
+    if path.is_file() and path.stat().st_size > DOCKERFILE_BYTES:
+        raise TreeError(
+            f"{path} has more than {DOCKERFILE_BYTES >> 20} MiB, too much to be searched for what a build must not "
+            "reach; put its data into files beside it and copy them"
+        )
+
+
+def read_dockerfile(path: Path) -> str:
+    """Return its text as it is: to Docker a lone \\r ends no line. TreeError for one that is too large."""
+    check_dockerfile(path)
+    with path.open("rb") as file:
+        return file.read(DOCKERFILE_BYTES).decode(errors="replace")
+
+
 def digest(context: Path, dockerfile: str) -> str:
     """Return the SHA-256 of what would be sent: names, kinds, modes and content."""
     whole = hashlib.sha256(dockerfile.encode())
     for inside, path in files(context, dockerfile):
         state = path.lstat()
-        whole.update(f"\0{inside}\0{stat.S_IFMT(state.st_mode)}\0{state.st_mode & 0o111}\0".encode())
+        whole.update(os.fsencode(f"\0{inside}\0{stat.S_IFMT(state.st_mode)}\0{state.st_mode & 0o111}\0"))
         if path.is_symlink():
-            whole.update(os.readlink(path).encode())
+            whole.update(os.fsencode(os.readlink(path)))
         elif path.is_file():
             with path.open("rb") as file:
                 whole.update(hashlib.file_digest(file, "sha256").digest())

@@ -19,7 +19,7 @@ from sandboxes.base import Image, ImageError, SandboxError, Spec
 from sandboxes.docker.client_config import registry_credentials
 from sandboxes.docker.daemon import DaemonError, DockerDaemon, start_container
 from sandboxes.docker.image.build import Build
-from sandboxes.docker.image.build_context import digest, pack
+from sandboxes.docker.image.build_context import digest, pack, read_dockerfile
 from sandboxes.docker.image.remote_sources import forbidden_source
 from sandboxes.docker.image.work import STEP, ImageWork, PulledLayers
 from sandboxes.docker.isolation.reach import Router, own_addresses
@@ -244,7 +244,10 @@ class Images:
         if self._router is None or not dockerfile.is_file():
             return
         near = own_addresses() if self._daemon.local else []
-        text = dockerfile.read_bytes().decode(errors="replace")  # as it is: to Docker a lone \r ends no line
+        try:
+            text = await asyncio.to_thread(read_dockerfile, dockerfile)
+        except TreeError as error:
+            raise ImageError(str(error)) from error
         if fault := await asyncio.to_thread(forbidden_source, text, near):
             raise ImageError(f"the image of {dockerfile.parent} is not built: {fault}")
 

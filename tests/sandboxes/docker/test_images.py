@@ -3,14 +3,18 @@
 import asyncio
 import base64
 import json
+import os
 import re
 import subprocess
+import tarfile
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiodocker import DockerError
@@ -19,7 +23,8 @@ from aiohttp import web
 
 from sandboxes.base import Image, ImageError, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.image.build_context import digest, files
+from sandboxes.docker.image.build_context import digest, files, pack
+from sandboxes.docker.image.images import Images
 from sandboxes.docker.warm_pool import WarmPool
 from sandboxes.host_files.walk import TreeError
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
@@ -217,6 +222,32 @@ def test_what_is_ignored_decides_neither_over_the_image_nor_over_its_name(tmp_pa
     (tmp_path / ".dockerignore").write_text("**/*.log\nsub\n")
     assert {name for name, _ in files(tmp_path, "Dockerfile")} >= {"docs", "docs/one.md", "node_modules/x/y"}
     assert not {name for name, _ in files(tmp_path, "Dockerfile")} & {"a.log", "sub", "sub/b.log", "sub/c.txt"}
+
+
+def test_a_name_that_is_no_utf_8_is_hashed_and_packed(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM bb:1\n")
+    (tmp_path / "ä").write_text("x")
+    (tmp_path / "link").symlink_to("ä")
+    before = digest(tmp_path, "Dockerfile")
+    assert before == "d0c23648c7eb35254556ec88556ad229d1293bf77c172499eb602b28102fe738"  # images are found by it
+    odd = os.fsencode(tmp_path) + b"/\xff"
+    Path(os.fsdecode(odd)).write_text("x")
+    os.symlink(b"\xff", odd + b"-link")
+    assert digest(tmp_path, "Dockerfile") != before
+    with tempfile.TemporaryFile() as archive:
+        pack(tmp_path, "Dockerfile", "", archive)
+        with tarfile.open(fileobj=archive) as tar:
+            assert {os.fsdecode(b"\xff"), os.fsdecode(b"\xff-link")} <= set(tar.getnames())
+
+
+async def test_a_large_dockerfile_is_not_read(tmp_path: Path) -> None:
+    images = Images(Mock(), "bb:1", router=Mock())
+    (tmp_path / "Dockerfile").touch()
+    os.truncate(tmp_path / "Dockerfile", 2 << 20)
+    with pytest.raises(ImageError, match="Dockerfile has more than 1 MiB"):
+        await images._check_sources(tmp_path / "Dockerfile")
+    with pytest.raises(ImageError, match="Dockerfile has more than 1 MiB"):
+        await images.base(replace(SMALL, image=Image(context=tmp_path)))
 
 
 @pytest.mark.parametrize(

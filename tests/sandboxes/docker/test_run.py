@@ -201,6 +201,13 @@ async def test_a_fork_bomb_is_ended(sandboxes: DockerSandboxes) -> None:
     await sandbox.stop()
 
 
+@pytest.mark.parametrize("printed", ["oom_kill x", "oom_kill"])
+async def test_a_count_of_kills_that_the_agent_forges_is_no_error(harbor: DockerSandbox, printed: str) -> None:
+    """An agent that is root replaces what reads the count: an error of ours would get it another try."""
+    forged = await ends(harbor, f"printf '#!/bin/sh\necho {printed}\n' > /bin/cat; kill -9 $$")
+    assert (forged.ended, forged.exit_code) == ("exit", 137)
+
+
 async def test_a_memory_hog_is_told_from_somebody_elses_sigkill(strict: DockerSandbox) -> None:
     hog = "python3 -c 'x = bytearray(600 << 20)'"
     assert (await ends(strict, f"exec {hog}")).ended == "memory"
