@@ -173,8 +173,8 @@ class Handler:
         session, fingerprint, limit = recorder.session, recorder.fingerprint, self._limit(turn)
         ongoing = self._ongoing.take_over(session.attempt.id, fingerprint, limit)
         if ongoing is None:
-            follows = turn.prompt.follows
-            retried = await self._services.redelivery.claim(session.waiting, fingerprint, limit, follows)
+            arrived = None if turn.prompt.partly else turn.prompt.follows
+            retried = await self._services.redelivery.claim(session.waiting, fingerprint, limit, arrived)
             if retried is not None:
                 self._metrics.served_again += 1
                 answer.sent, (pieces, reply) = retried, turn.from_record(retried.recorded)

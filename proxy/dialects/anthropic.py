@@ -160,7 +160,10 @@ def _check(request: _Request) -> None:
     if request.thinking is not None and request.thinking.type not in ("enabled", "adaptive", "disabled"):
         refuse("thinking.type", f"is {request.thinking.type!r}; use 'enabled', 'adaptive' or 'disabled'")
     refuse_any({"mcp_servers": request.mcp_servers, "container": request.container})
-    for i, edit in enumerate((request.context_management or {}).get("edits") or ()):
+    edits = (request.context_management or {}).get("edits") or []
+    if not isinstance(edits, list):
+        refuse("context_management.edits", "is no list; send a list of edits, or leave it out")
+    for i, edit in enumerate(edits):
         if not isinstance(edit, dict) or edit.get("keep") not in ("all", {"type": "all"}):
             refuse(
                 f"context_management.edits[{i}]",

@@ -64,6 +64,8 @@ class Prompt:
     """What the completion's label is made from; set once the request has its place."""
     experts_end: int = 0
     """How many of the first tokens have recorded experts; they stand in the rows of `prefix_of`."""
+    partly: bool = False
+    """Whether the request repeats a part of `follows` only, so that nothing says that all of it arrived."""
 
 
 class PromptBuilder:
@@ -166,6 +168,7 @@ class PromptBuilder:
             written=self._id_lists.write(ids, prefix_of, length),
             history=request.history,
             experts_end=self.tree.experts_end(prefix_of, length),
+            partly=match.partly,
         )
 
     def _read(self, messages: Sequence[dict[str, Any]], catch_up: Callable[[], None], remember: bool) -> RequestHistory:
@@ -182,8 +185,8 @@ class PromptBuilder:
     def _tokenise(self, base: CompletionNode | None, text: str, remember: bool) -> tuple["array[int]", list[str]]:
         """Return the ids of the path of `base` and of the text behind it, and what is counted of it.
 
-        An end of turn with which the text begins is that of the path. If the text begins otherwise, the path's own goes
-        (ENDED).
+        If the text begins with the path's end-of-turn token, that is not added twice. If it begins otherwise, the
+        path's end-of-turn token is left out, which ENDED counts.
         """
         if base is None:
             return self._tokens.encode(text, None, remember), []

@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from tokenizers.decoders import DecodeStream
-
 from proxy.call import Call, Reply, ToolCall
 from proxy.engine.engine_call import CallExperts, EngineError, Sampling, SamplingRequest
 from proxy.engine.moe_config import Mixture
@@ -21,6 +19,7 @@ from proxy.http.admission import FairThreads
 from proxy.parsing.formats import ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from proxy.pool.completions.records import CUT_FINISH_REASONS, REPETITION, Completion
+from proxy.pool.completions.text_stream import TextStream
 from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.rollouts.starts import as_replayed
 from proxy.pool.untrained import Untrained
@@ -55,7 +54,7 @@ class Turn:
     """The way to the engine's replicas; None where nothing is sampled, as in a replay."""
     mixture: Mixture | None = None
     """Set: the engine must name the experts that it chose, else the call fails."""
-    sampling: Sampling = field(init=False)
+    sampling: Sampling = field(init=False, default_factory=Sampling)
     call_ids: tuple[str, ...] = ()
     """Ids of the tool calls where the turn is a recorded one; new ones are made otherwise."""
     replayed: int | None = None
@@ -67,14 +66,14 @@ class Turn:
     def restart(self) -> None:
         """Begin again with nothing sampled. Only allowed while the client has got nothing of the turn."""
         experts = None if self.mixture is None else CallExperts(self.mixture, self.prompt.experts_end)
-        self.sampling = Sampling(experts=experts)
+        self.sampling = Sampling(experts=experts, queued_seconds=self.sampling.queued_seconds)
         form = self.template.form
         tools = ToolSchemas(self.call.tools) if self.call.tools and not self.call.no_calls else None
         enforced = self.call.constraint is not None and self.call.constraint.enforced
         reasoning = form.opens_reasoning(self.prompt.text) and not enforced
         plain = self.call.prompt is not None
         self._parser = PlainParser() if plain else TurnParser(form, tools=tools, reasoning=reasoning)
-        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._decoder = TextStream(self.template.tokenizer)
         self._decoded = ""
         self._incomplete = False  # the last ids have not become text yet
         self._parsed = 0  # how much of the decoded text the parser has
@@ -201,7 +200,7 @@ class Turn:
     def _decode(self, ids: list[int]) -> None:
         visible = [token for token in ids if token not in self.template.ends]
         if visible:
-            text = self._decoder.step(self.template.tokenizer, visible)
+            text = self._decoder.step(visible)
             self._decoded, self._incomplete = self._decoded + (text or ""), text is None
         self._decoded_ids += len(ids)
         if self.sampling.given and self._decoded_ids <= self.sampling.given[-1][1]:

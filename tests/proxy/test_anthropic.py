@@ -209,6 +209,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
+        ({"context_management": {"edits": 5}}, "context_management.edits"),
         ({"thread": {"type": "create"}}, "thread"),
         ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ({"compaction": {"type": "summarize"}}, "compaction"),

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -68,6 +69,28 @@ async def test_a_call_that_fails_is_sampled_again_elsewhere(serve: Serve, fault:
     assert row.untrainable is None and row.finish_reason == "stop" and calls(stand) == [1, 1]
     assert [(len(lost.sampled), lost.finish_reason) for lost in partial] == ([(3, "error")] if fault.after else [])
     assert all(str(lost.untrainable).startswith("engine_failed: died") for lost in partial)
+
+
+async def test_a_call_that_moves_keeps_the_time_that_it_waited_for_a_place(serve: Serve) -> None:
+    script = FailsFirst(Fault(status=500))
+    script.answers.append("the first answer")
+    stand = await serve(script, replicas=2, max_calls=2)  # one at a time for one session
+    for engine in stand.replicas:
+        engine.running.clear()
+    both = [asyncio.ensure_future(stand.chat(user("hi"))) for _ in range(2)]
+
+    async def one_waits() -> bool:
+        async with stand.http.get(f"{stand.url}/metrics") as answer:
+            return 'blackforge_calls_waiting{run="session 1"} 1.0\n' in await answer.text()
+
+    await until(one_waits)
+    began = time.monotonic()
+    await asyncio.sleep(0.2)
+    held = time.monotonic() - began
+    for engine in stand.replicas:
+        engine.running.set()
+    assert [answer["status"] for answer in await asyncio.gather(*both)] == [200, 200] and sum(calls(stand)) == 3
+    assert max(row.queued_seconds or 0.0 for row in stand.recorded()) > held
 
 
 async def test_a_stream_of_which_nothing_has_left_goes_on_elsewhere(serve: Serve) -> None:

@@ -256,6 +256,27 @@ async def test_a_tool_call_is_served_again_with_its_own_id(start: Start) -> None
     assert stand.recorded()[2].follows == stand.recorded()[1].id
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(("got", "mark"), [("text", ABANDONED), ("call", None)])
+async def test_a_request_with_a_part_of_an_answer_does_not_prove_that_it_arrived(
+    start: Start, got: str, mark: Untrained | None
+) -> None:
+    """An agent that has lost its connection may go on with the text that it has, and never had the call behind it."""
+    stand = await start()
+    assert stand.engine is not None
+    stand.engine.script = lambda prompt, ids: ScriptedReply(f"I look at the files now.\n{shell_call('ls')}")
+    await stand.chat(user("first"), tools=[SHELL])
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE, tools=[SHELL]))
+    await until_settled(stand, ABANDONED, 1)
+    message = stand.recorded()[1].reply | {"content": "I look at the files"}  # changed, so it is no exact repeat
+    kept = message if got == "call" else {"role": "assistant", "content": message["content"]}
+    result = [{"role": "tool", "tool_call_id": kept["tool_calls"][0]["id"], "content": "file"}] if got == "call" else []
+    await stand.chat(ONCE_MORE, kept, *result, user("go on"), tools=[SHELL])
+    assert [item.untrainable for item in stand.recorded()] == [None, mark, None]
+    assert stand.recorded()[2].follows == stand.recorded()[1].id
+
+
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)  # which locks rows
 async def test_all_answers_have_arrived_that_a_client_got_before_it_left(stand: Stand) -> None:
     with no_commits(stand.pool):

@@ -57,7 +57,7 @@ def confirm(pool: Pool, proxy_id: int, confirmed: int, in_transit: list[int]) ->
     """Record that this proxy lives, and that its completions up to `confirmed` are delivered except those in transit.
 
     Return True: it is written. A proxy that others took for dead counts as alive again. `confirmed` is 0 while it has
-    recorded none: then that of its registration stays, so that whoever settles it need not look at all completions.
+    recorded none. Then the value of its registration stays: with 0, who settles it would look at all completions.
     """
     with pool.write() as connection:
         state = {"on_the_way": in_transit, "ended_at": None} | ({"confirmed": confirmed} if confirmed else {})

@@ -149,6 +149,7 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
             return Lease(step, leased) if leased else None
         # Assessing may load completions and take long, so it reads before the write transaction, which stays short: the
         # proxies' commits wait for that one.
+        verdicts = _verdicts(connection, run_id)
         assessed = _assess(connection, run_id, rule)
     with pool.write() as connection:
         lock_run(connection, run_id)
@@ -157,7 +158,10 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
         if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):
             keep_missing(connection, assessed.uncounted)
             unequal.keep(connection, assessed.figures)
-            _take(connection, run_id, assessed, rule, step)
+            # A group whose rollouts were scored again since that read is left for the next lease.
+            now = _verdicts(connection, run_id)
+            whys = {id: why for id, why in assessed.whys.items() if now.get(id) == verdicts[id]}
+            _take(connection, run_id, replace(assessed, whys=whys), rule, step)
     with pool.read() as connection:
         leased = _load(connection, run_id, mine)
     return Lease(step, leased) if leased else None
@@ -203,6 +207,18 @@ def _anything_to_do(connection: Connection, run_id: int, rule: LeaseRule) -> boo
         equal -= unequal.unequal(connection, members, rule.process)[0]
     queue = [(row.position, EQUAL if row.id in equal else row.state) for row in _queue(connection, run_id)]
     return any(pick(queue, rule))
+
+
+def _verdicts(connection: Connection, run_id: int) -> dict[int, dict[int, tuple[Any, ...]]]:
+    """Return, by finished group and rollout, what `_assess` reads and a new score changes."""
+    own = rollouts.c
+    columns = (own.group_id, own.id, own.reward, own.failure, own.hacked, own.reward_parts)
+    found: dict[int, dict[int, tuple[Any, ...]]] = {}
+    for group_id, id, *verdict in connection.execute(
+        select(*columns).join_from(groups, rollouts).where(waiting(run_id) & (groups.c.state == "DONE"))
+    ):
+        found.setdefault(group_id, {})[id] = tuple(verdict)
+    return found
 
 
 @dataclass(frozen=True)
@@ -280,7 +296,7 @@ def _take(connection: Connection, run_id: int, assessed: _Assessed, rule: LeaseR
         if why is not None and group_id not in equal:
             _drop(connection, group_id, why)
     rows = _queue(connection, run_id)
-    # A group that finished after they were assessed counts as running until the next lease.
+    # A group that finished after they were assessed, or was scored again, counts as running until the next lease.
     states = {row.id: EQUAL if row.id in equal else row.state if row.id in assessed.whys else "RUNNING" for row in rows}
     taken, skipped = pick([(row.position, states[row.id]) for row in rows], rule)
     for row in rows:

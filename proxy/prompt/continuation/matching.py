@@ -57,6 +57,8 @@ class SpliceMatch:
     """The turns whose recorded ids stand in, in order."""
     text: str | None = None
     """The rendered text behind the last of them; None without steps."""
+    partly: bool = False
+    """Whether the request repeats a part of `follows` only, so that nothing says that all of it arrived."""
 
 
 class TurnMatcher:
@@ -88,11 +90,11 @@ class TurnMatcher:
         plans = self._plans(call, turns)
         first = next(plans, None)
         changed = [turn for turn in turns if first is None or turn.index > first.index]
-        follows = self._nominated(call, changed) or (None if first is None else first.follows)
+        follows, partly = self._nominated(call, changed) or (None if first is None else first.follows, False)
         if first is None or not splice:
-            return SpliceMatch(follows)
+            return SpliceMatch(follows, partly=partly)
         steps, text = self._longest_that_fits(call, islice(chain([first], plans), MAX_PLANS))
-        return SpliceMatch(follows, tuple(steps), text)
+        return SpliceMatch(follows, tuple(steps), text, partly)
 
     def call_ids(self, messages: Sequence[dict[str, Any]], turns: Sequence[RequestTurn]) -> dict[int, tuple[str, ...]]:
         """The place of each turn that is recorded -> the ids of its calls. Of turns that say the same after the same
@@ -165,12 +167,14 @@ class TurnMatcher:
 
     # ---- which recorded turn a changed one was
 
-    def _nominated(self, call: Call, turns: Sequence[RequestTurn]) -> CompletionNode | None:
-        """The completion that the last of these turns was, before the agent changed it; None where nothing tells."""
+    def _nominated(self, call: Call, turns: Sequence[RequestTurn]) -> tuple[CompletionNode, bool] | None:
+        """The completion that the last of these turns was before the agent changed it, and whether the turn shows only
+        a part of it; None where nothing tells."""
         for turn in reversed(turns):
-            nodes = self._by_history.get(turn.history.outline)
-            if nodes and (node := _likeliest(nodes, _passage(call.messages, turn.index))) is not None:
-                return self._last_of_merged(node, call.messages[turn.index])
+            nodes, passage = self._by_history.get(turn.history.outline), _passage(call.messages, turn.index)
+            if nodes and (node := _likeliest(nodes, passage)) is not None:
+                last = self._last_of_merged(node, call.messages[turn.index])
+                return last, not passage.shows_all_of(last)
         return None
 
     def _last_of_merged(self, node: CompletionNode, message: dict[str, Any]) -> CompletionNode:
@@ -255,6 +259,14 @@ class _Passage:
     text: str
     """The text of the turn and of all messages up to the next one."""
 
+    def has_calls_of(self, node: CompletionNode) -> bool:
+        """Whether the ids of all its calls stand here. False without calls."""
+        return bool(node.call_ids) and all(id in self.ids or id in self.text for id in node.call_ids)
+
+    def shows_all_of(self, node: CompletionNode) -> bool:
+        """Whether a client that sends this has got the whole answer, as its end stands here."""
+        return self.has_calls_of(node) or (not node.call_ids and self.turn.startswith(node.text.strip()))
+
 
 def _passage(messages: Sequence[dict[str, Any]], index: int) -> _Passage:
     answers = takewhile(lambda message: message["role"] != "assistant", messages[index + 1 :])
@@ -268,7 +280,7 @@ def _passage(messages: Sequence[dict[str, Any]], index: int) -> _Passage:
 def _likeliest(nodes: Sequence[CompletionNode], passage: _Passage) -> CompletionNode | None:
     """The newest completion whose call ids stand in the passage; else the longest whose words stand in its turn."""
     newest = nodes[-NEWEST:]
-    called = [n for n in newest if n.call_ids and all(id in passage.ids or id in passage.text for id in n.call_ids)]
+    called = [node for node in newest if passage.has_calls_of(node)]
     if called:
         return called[-1]
     quoted = [node for node in newest if _quotes(passage.turn, node.text.strip())]

@@ -58,14 +58,14 @@ class Redelivery:
         return bool(await self._try(deliveries.confirm, self._pool, self._ledger.proxy_id, *self._ledger.state()))
 
     async def claim(
-        self, waiting: WaitingAnswers, fingerprint: bytes, limit: int, follows: int | None
+        self, waiting: WaitingAnswers, fingerprint: bytes, limit: int, arrived: int | None
     ) -> "RetriedAnswer | None":
         """Claim the answer that this request is a retry of; None when it is no retry, or another call was faster.
 
-        `follows`: the completion that the request continues. The client has evidently received that one.
+        `arrived`: the completion that the request repeats whole. The client has evidently received that one.
         """
         await waiting.wait_until_stored(fingerprint)
-        if (received := waiting.by_id.pop(follows or 0, None)) is not None:
+        if (received := waiting.by_id.pop(arrived or 0, None)) is not None:
             # it is no longer waiting, so the mark must go even if this client leaves now
             await asyncio.shield(asyncio.ensure_future(self.delivered_late(received)))
         for completion_id in waiting.candidates(fingerprint, limit):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from proxy.pool.browse.tokens.places import TokenOrigin, configured_models, models_beside
+from proxy.pool.completions.text_stream import TextStream
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import open_input
@@ -54,10 +54,8 @@ def texts(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
     """Return the text of each token. Where several tokens make up a character, the last one gets it."""
     if tokenizer is None:
         return [f"<{name}>" for name in ids]
-    stream = DecodeStream(skip_special_tokens=False)
-    return [
-        stream.step(tokenizer, name) or "" if tokenizer.id_to_token(name) is not None else f"<{name}>" for name in ids
-    ]
+    stream = TextStream(tokenizer)
+    return [stream.step([name]) or "" if tokenizer.id_to_token(name) is not None else f"<{name}>" for name in ids]
 
 
 def vocabulary(pool: Pool, origin: TokenOrigin, model: Path | None) -> Vocabulary:
