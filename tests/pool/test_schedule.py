@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from proxy.pool.behaviour.process import ProcessRule
 from proxy.pool.completions.observed import UNKNOWN_TOOL, Observed
@@ -19,7 +20,9 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.budgets import note_trouble
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
 from proxy.pool.rollouts.runs import Admission, admission, open_run, set_queue_limit
+from proxy.pool.rollouts.scoring import NewScore, write_scores
 from proxy.pool.schema import completions, groups, rollouts
+from proxy.pool.training import windowed_fifo
 from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, reopen_after, scales_before
 from proxy.pool.training.unused_groups import before_step, since_last_step
 from proxy.pool.training.windowed_fifo import EQUAL, Lease, LeaseRule, lease, pick
@@ -266,6 +269,28 @@ def test_groups_of_equal_rewards_make_room_for_others_in_their_turn(pool: Pool) 
     for _ in range(2):
         finished_group(pool, run_id, [0.5, 0.5])
     assert indices(lease(pool, run_id, 2, RULE)) == [6, 7]  # without refill they are trained
+
+
+@pytest.mark.parametrize(("found", "written"), [((0.0, 0.0), (0.0, 1.0)), ((0.0, 1.0), (0.0, 0.0))])
+def test_a_group_that_is_scored_again_during_a_lease_is_left_for_the_next(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, found: tuple[float, ...], written: tuple[float, ...]
+) -> None:
+    run_id, rule, assess = train_run(pool), replace(RULE, refill=True, groups=1), windowed_fifo._assess
+    members = finished_group(pool, run_id, found)
+    scores = {id: NewScore(reward=reward, parts={}) for id, reward in zip(members, written, strict=True)}
+
+    def then_rescore(connection: Connection, run_id: int, rule: LeaseRule) -> Any:
+        assessed = assess(connection, run_id, rule)
+        assert write_scores(pool, run_id, "judge", scores).rollouts == 2
+        return assessed
+
+    with monkeypatch.context() as during:
+        during.setattr(windowed_fifo, "_assess", then_rescore)
+        assert lease(pool, run_id, 1, rule) is None
+    with pool.read() as connection:
+        assert connection.scalar(select(groups.c.state)) == "DONE"
+    assert indices(lease(pool, run_id, 1, rule)) == ([0] if written == (0.0, 1.0) else [])
+    assert since_last_step(pool, run_id) == ({} if written == (0.0, 1.0) else {"equal_rewards": 1})
 
 
 def test_equal_rewards_are_kept_where_process_rewards_differ(pool: Pool) -> None:

@@ -1,5 +1,6 @@
 """The load-balancing loss of experts: against its definition, and by trees against separate sequences."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,14 @@ def test_only_an_update_adds_the_balance(ranks: Ranks, tmp_path: Path) -> None:
     norms = [one.update([rows], 1, loss, 0.0).grad_norm for one in (plain, balanced)]
     assert abs(norms[1] - norms[0]) > 0.1 * norms[0]
     assert distance(gradients(balanced, [rows], merge=True), gradients(plain, [rows], merge=True)) <= 1e-6
+
+
+def test_rows_that_are_masked_whole_are_not_balanced(ranks: Ranks, tmp_path: Path) -> None:
+    """They have weight 0 in every term of the loss. Here all are masked, so the routers stay as they are, too."""
+    policy = Policy(write_model(tmp_path / "model", "qwen3_moe"), make_config(tmp_path, loss={"balance": 10.0}), ranks)
+    rows = [replace(one, weight=0.0) for one in rows_of(2, 9, VOCABULARY, 25) if one.inputs]
+    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    assert policy.update([rows], 1, loss, 0.0).grad_norm == 0
 
 
 def test_the_balance_of_a_step_that_imitates_is_divided_alike_by_one_update_and_by_several(

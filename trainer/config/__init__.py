@@ -88,7 +88,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Hugging Face directory of the reference, of the model's shape and tokenizer. Empty: the initial model."""
     kl_steps_ago: NotNegative = 0
     """Take the policy of so many steps ago as the reference, at first the initial model. 0: the reference is fixed.
-    Needs `keep_checkpoints` above it, and above its sum with `steps` of each rule that rolls back."""
+    `keep_checkpoints` must be greater than this, and greater than this plus `steps` of every monitor rule with
+    `action = rollback`."""
     balance: Weight = 0.0
     """Coefficient of the load-balancing loss of a mixture of experts, per layer and sequence (DeepSeek-V3), averaged
     over trained tokens. 0: no such loss; the router learns from the policy loss alone."""
@@ -107,6 +108,11 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         demand(
             self.norm != "mixed" or self.norm_constant <= 1,
             f"loss.norm_constant = {self.norm_constant} is not a share; keep it between 0 and 1 for norm = mixed",
+        )
+        demand(
+            self.norm != "mixed" or self.norm_constant not in (0, 1),
+            f"loss.norm_constant = {self.norm_constant} mixes nothing for loss.norm = mixed, where 0 is norm = rollout "
+            "and 1 is norm = token; set it above 0 and below 1",
         )
         demand(
             self.bounds[0] <= self.bounds[1],
@@ -252,11 +258,12 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Engines share the trainer's devices: they give up their memory during a step, and rollouts wait."""
 
     def __post_init__(self) -> None:
+        bare = [url.rstrip("/") for url in self.engines]
         for url in self.engines:
             demand(
                 url.startswith("http"), f"push.engines names {url}, which is not an http URL; write http://HOST:PORT"
             )
-            demand(self.engines.count(url) == 1, f"push.engines names {url} twice; name every engine once")
+            demand(bare.count(url.rstrip("/")) == 1, f"push.engines names {url} twice; name every engine once")
         limit = max(1, len(self.engines))
         demand(self.quorum <= limit, f"push.quorum = {self.quorum} is none of 1 to {limit} engines; correct it")
         demand(
@@ -285,7 +292,8 @@ class Sft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     output: FilePath = ""
     """Directory of the resulting model. Required by `trainer sft`, which replaces a model there and nothing else."""
     lr: Positive = 3e-3
-    """Learning rate, not below optimizer.min_lr; the other optimizer settings are those of [optimizer]."""
+    """Learning rate, not below optimizer.min_lr. `warmup_steps` is 20 here; the other optimizer settings are those of
+    [optimizer]."""
     batch: Count = 32
     """Sequences of one step."""
     max_steps: Count = 400

@@ -100,7 +100,11 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             f"credit.overlong_margin = {self.overlong_margin} is a margin below credit.overlong_limit, which is not "
             "set; set it, or remove the margin",
         )
-        for name, value, default in (("baseline", self.baseline, "first"), ("scale", self.scale, "none")):
+        for name, value, default in (
+            ("baseline", self.baseline, "first"),
+            ("scale", self.scale, "none"),
+            ("process_weight", self.process_weight, 1.0),
+        ):
             demand(
                 self.by_turn or value == default,
                 f"credit.{name} = {value} is for returns per turn, and credit.returns = outcome; set that to turns",

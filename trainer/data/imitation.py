@@ -1,9 +1,8 @@
 """Rows that a step imitates beside its own: which ones, and what they weigh. Their loss is -log p; they have no
 advantage.
 
-What a source does not take (masked cheats, `min_reward`, `why_not_imitable`) has no reason of
-proxy/pool/untrained.py: its tokens were sampled in another run, which accounts for them, and imitating is no part of
-that.
+Nothing records why a source leaves something out (masked cheats, `min_reward`, `why_not_imitable`): its tokens belong
+to the account of the run that sampled them.
 Left out: the loss (trainer/loss/policy_loss.py); the warm start, which does nothing else (trainer/commands/sft.py).
 """
 

@@ -23,7 +23,7 @@ class SequencePaths:
     lengths: Tensor
     """[sequences] tokens of each, in float64."""
     weights: Tensor
-    """[sequences] trained tokens of each, in float64."""
+    """[sequences] trained tokens of each, in float64; 0 of a sequence that is masked whole."""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,8 @@ def _paths(
     lengths = np.array([run.end - run.start for run in tree.runs])
     last = np.repeat([run.last for run in tree.runs], lengths)[slice(*stretch)]
     first, end = (np.searchsorted(tree.ends[order], places) for places in (np.arange(*stretch), last))
-    counts = [[rows[index].inputs for index in order], [len(rows[index].places) for index in order]]
+    ended = [rows[index] for index in order]
+    counts = [[row.inputs for row in ended], [len(row.places) if row.weight else 0 for row in ended]]
     columns = [first, end, *(np.array(count, dtype=np.float64) for count in counts)]
     return SequencePaths(*(to_device(column, device) for column in columns))
 
