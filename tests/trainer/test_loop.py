@@ -8,8 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -119,6 +119,25 @@ def kill_rank(process: "subprocess.Popen[str]", rank: int) -> str:
     return output
 
 
+@contextmanager
+def held_up(directory: Path, step: int) -> Iterator[None]:
+    """While the block lasts, no trainer gets to the end of publishing this step, whose groups are leased meanwhile.
+
+    A step takes a fifth of a second, in which a busy machine may not ask once whether anything is leased.
+    """
+    endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select i from n"
+    with sqlite3.connect(directory / "pool.db") as connection:
+        connection.execute(f"create view endless as {endless}")
+        connection.execute(
+            f"create trigger held_up before insert on policy_versions when new.step = {step} "
+            "begin select count(*) from endless; end"
+        )
+    yield
+    with sqlite3.connect(directory / "pool.db", timeout=60) as connection:
+        connection.execute("drop trigger held_up")
+        connection.execute("drop view endless")
+
+
 @pytest.mark.long  # test_crashes.py kills in the middle of a push
 def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(
     tmp_path: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
@@ -128,9 +147,10 @@ def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(
     printed = live(lives, smooth)
     assert [line.split()[1] for line in printed] == ["windowed:", "1", "2", "3"] and "reward 0.500" in printed[1]
 
-    process = start(rough)  # killed between lease and checkpoint
-    wait(lambda: query(rough, "select 1 from groups where state = 'LEASED'") != [])
-    kill(process)
+    with held_up(rough, 1):  # killed between lease and publication
+        process = start(rough)
+        wait(lambda: query(rough, "select 1 from groups where state = 'LEASED'") != [])
+        kill(process)
 
     since, process = time.time(), start(rough)
     # killed between a checkpoint and its publication, which the lock holds up
@@ -182,9 +202,10 @@ def test_two_ranks_of_which_one_was_killed_train_the_run_of_one(tmp_path: Path) 
     need_gpus(2)
     one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
     finish(one, "--steps", "2")
-    process = start(two, "--steps", "2", "--nproc", "2")
-    wait(lambda: query(two, "select 1 from groups where state = 'LEASED'") != [])
-    assert "ended by signal 9; repeat the same command to resume" in kill_rank(process, 1)
+    with held_up(two, 1):
+        process = start(two, "--steps", "2", "--nproc", "2")
+        wait(lambda: query(two, "select 1 from groups where state = 'LEASED'") != [])
+        assert "ended by signal 9; repeat the same command to resume" in kill_rank(process, 1)
     finish(two, "--steps", "2", "--nproc", "2")
     left, right = metrics(one), metrics(two)
     assert [row["loss"] for row in left[1:]] == pytest.approx([row["loss"] for row in right[1:]], rel=1e-4)
@@ -254,9 +275,10 @@ def test_a_killed_step_keeps_what_a_users_function_said_about_its_rollouts(
 def test_two_ranks_of_which_the_first_was_killed_go_on_and_what_is_wrong_is_told_once(tmp_path: Path) -> None:
     need_gpus(2)
     directory = prepare(tmp_path, groups=3)
-    process = start(directory, "--nproc", "2")
-    wait(lambda: query(directory, "select 1 from groups where state = 'LEASED'") != [])
-    kill_rank(process, 0)
+    with held_up(directory, 1):
+        process = start(directory, "--nproc", "2")
+        wait(lambda: query(directory, "select 1 from groups where state = 'LEASED'") != [])
+        kill_rank(process, 0)
     process = start(directory, "--nproc", "2", "--set", "batch.patience_seconds=1")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 2

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engine.process import free_port
 from tests.ranks import children, gone
-from tests.trainer.test_loop import finish, metrics, prepare, query, wait
+from tests.trainer.test_loop import finish, held_up, metrics, prepare, query, wait
 from tests.trainer.test_weights import same_files
 from tests.trainer.torchrun import need_gpus
 from trainer.commands.ranks import WORKER
@@ -35,14 +35,15 @@ def test_a_model_over_two_machines_of_which_one_was_lost_learns_what_one_machine
     one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
     finish(one, *TOGETHER)
     port = free_port()
-    machines = [start(two, machine, port) for machine in range(2)]
-    wait(lambda: query(two, "select 1 from groups where state = 'LEASED'") != [])
-    [rank] = children(machines[1].pid)
-    left = [rank, *children(machines[0].pid)]
-    os.kill(rank, signal.SIGKILL)
-    for machine in machines:
-        assert machine.wait(120) != 0
-    wait(lambda: gone(left))
+    with held_up(two, 1):
+        machines = [start(two, machine, port) for machine in range(2)]
+        wait(lambda: query(two, "select 1 from groups where state = 'LEASED'") != [])
+        [rank] = children(machines[1].pid)
+        left = [rank, *children(machines[0].pid)]
+        os.kill(rank, signal.SIGKILL)
+        for machine in machines:
+            assert machine.wait(120) != 0
+        wait(lambda: gone(left))
     port = free_port()
     for machine in [start(two, machine, port) for machine in range(2)]:
         assert machine.wait(240) == 0, (two / "machine-0.log").read_text()[-3000:]
