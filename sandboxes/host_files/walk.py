@@ -101,7 +101,8 @@ def leads_inside(root: Path, path: Path) -> bool:
 def _real(path: Path) -> str | None:
     """Where a path leads, by its names alone from the first that is missing; None for more than LINKS links.
 
-    os.path.realpath follows a chain of any length, by recursion, and one behind a missing name is unseen by the kernel.
+    os.path.realpath would follow a chain of any length, by recursion. To ask the kernel alone is not enough: it stops
+    at a missing name, and does not see a chain behind that.
     """
     real, links, left = "/", 0, str(path.absolute()).split("/")[::-1]
     while left:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -22,11 +21,11 @@ from harness.validation.runner import ValidationPlan, ValidationResults, prove
 from harness.validation.trials import TrialSpec, run_trial
 from harness.verdict.judge import MAX_FILE, described, read
 from proxy.pool.errors import PoolError, UserError
-from sandboxes.base import SandboxError
+from sandboxes.base import SandboxError, Spec
 from sandboxes.bundles import RUNTIME_NAME, read_manifest
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
-from sandboxes.local.process import ProcessSandboxes
+from sandboxes.local.process import ALONE, ProcessSandbox, ProcessSandboxes
 from tests.conftest import need
 from tests.harness.conftest import HELLO, ROOT, write_tasks
 
@@ -118,26 +117,31 @@ async def test_an_error_of_this_machine_breaks_its_trial_and_no_other(tmp_path: 
     assert (trial.reward, trial.failure) == (None, "environment") and "Too many open files" in trial.detail
 
 
+class Failing(ProcessSandboxes):
+    """Sandboxes that do not start, for this error."""
+
+    def __init__(self, root: Path, error: Exception):
+        super().__init__(root)
+        self._error = error
+
+    async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
+        raise self._error
+
+
 @pytest.mark.parametrize(
-    "error, detail", [(ValueError("no sandbox"), "ValueError: no sandbox"), (SandboxError("no disk"), "no disk")]
+    ("error", "detail"), [(ValueError("no sandbox"), "ValueError: no sandbox"), (SandboxError("no disk"), "no disk")]
 )
-async def test_whatever_breaks_in_a_trial_breaks_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, detail: str
-) -> None:
-    monkeypatch.setattr(ProcessSandboxes, "start", AsyncMock(side_effect=error))
+async def test_whatever_breaks_in_a_trial_breaks_no_other(tmp_path: Path, error: Exception, detail: str) -> None:
     spec = TrialSpec(msgspec.convert(broken("a"), Task), "a", "no-op", 0)
-    trial = await run_trial(ProcessSandboxes(tmp_path / "sandboxes"), spec)
+    trial = await run_trial(Failing(tmp_path / "sandboxes", error), spec)
     assert (trial.reward, trial.failure, trial.detail) == (None, "environment", detail)
 
 
 @pytest.mark.parametrize("error", [UserError("correct the task"), PoolError("no pool")])
-async def test_what_ends_the_command_ends_it_in_a_trial_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    monkeypatch.setattr(ProcessSandboxes, "start", AsyncMock(side_effect=error))
+async def test_what_ends_the_command_ends_it_in_a_trial_too(tmp_path: Path, error: Exception) -> None:
     spec = TrialSpec(msgspec.convert(broken("a"), Task), "a", "no-op", 0)
     with pytest.raises(type(error), match=str(error)):
-        await run_trial(ProcessSandboxes(tmp_path / "sandboxes"), spec)
+        await run_trial(Failing(tmp_path / "sandboxes", error), spec)
 
 
 def test_a_no_op_without_a_verdict_is_no_zero(validate: Validate) -> None:

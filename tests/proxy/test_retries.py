@@ -118,6 +118,17 @@ async def lose(stand: Stand, call: Awaitable[Any]) -> None:
     await until_abandoned(stand, 1)
 
 
+async def with_a_lost_call(start: Start) -> Stand:
+    """A stand whose second answer, which has text and a call, did not arrive."""
+    stand = await start()
+    assert stand.engine is not None
+    stand.engine.script = lambda prompt, ids: ScriptedReply(f"I look at the files now.\n{shell_call('ls')}")
+    await stand.chat(user("first"), tools=[SHELL])
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE, tools=[SHELL]))
+    return stand
+
+
 async def until_settled(stand: Stand, reason: Untrained | None, index: int) -> None:
     """Wait until a completion is untrainable for this reason, or trainable."""
     while len(stand.recorded()) <= index or stand.recorded()[index].untrainable != reason:
@@ -242,15 +253,10 @@ async def test_the_same_last_words_after_another_history_make_another_request(st
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_tool_call_is_served_again_with_its_own_id(start: Start) -> None:
-    stand = await start()
-    assert stand.engine is not None
-    stand.engine.script = lambda prompt, ids: ScriptedReply(f"running {shell_call('ls')}")
-    await stand.chat(user("first"), tools=[SHELL])
-    with no_commits(stand.pool):
-        await lose(stand, stand.chat(ONCE_MORE, tools=[SHELL]))
+    stand = await with_a_lost_call(start)
     message = (await stand.chat(ONCE_MORE, tools=[SHELL]))["choices"][0]["message"]
     await until_settled(stand, None, 1)
-    assert message == stand.recorded()[1].reply and stand.engine.calls == 2
+    assert message == stand.recorded()[1].reply and stand.engine is not None and stand.engine.calls == 2
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "file"}
     await stand.chat(ONCE_MORE, message, result, tools=[SHELL])
     assert stand.recorded()[2].follows == stand.recorded()[1].id
@@ -262,12 +268,7 @@ async def test_a_request_with_a_part_of_an_answer_does_not_prove_that_it_arrived
     start: Start, got: str, mark: Untrained | None
 ) -> None:
     """An agent that has lost its connection may go on with the text that it has, and never had the call behind it."""
-    stand = await start()
-    assert stand.engine is not None
-    stand.engine.script = lambda prompt, ids: ScriptedReply(f"I look at the files now.\n{shell_call('ls')}")
-    await stand.chat(user("first"), tools=[SHELL])
-    with no_commits(stand.pool):
-        await lose(stand, stand.chat(ONCE_MORE, tools=[SHELL]))
+    stand = await with_a_lost_call(start)
     await until_settled(stand, ABANDONED, 1)
     message = stand.recorded()[1].reply | {"content": "I look at the files"}  # changed, so it is no exact repeat
     kept = message if got == "call" else {"role": "assistant", "content": message["content"]}

@@ -149,7 +149,7 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
             return Lease(step, leased) if leased else None
         # Assessing may load completions and take long, so it reads before the write transaction, which stays short: the
         # proxies' commits wait for that one.
-        verdicts = _verdicts(connection, run_id)
+        scores = _scores(connection, run_id)
         assessed = _assess(connection, run_id, rule)
     with pool.write() as connection:
         lock_run(connection, run_id)
@@ -159,8 +159,8 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
             keep_missing(connection, assessed.uncounted)
             unequal.keep(connection, assessed.figures)
             # A group whose rollouts were scored again since that read is left for the next lease.
-            now = _verdicts(connection, run_id)
-            whys = {id: why for id, why in assessed.whys.items() if now.get(id) == verdicts[id]}
+            now = _scores(connection, run_id)
+            whys = {id: why for id, why in assessed.whys.items() if now.get(id) == scores[id]}
             _take(connection, run_id, replace(assessed, whys=whys), rule, step)
     with pool.read() as connection:
         leased = _load(connection, run_id, mine)
@@ -209,16 +209,16 @@ def _anything_to_do(connection: Connection, run_id: int, rule: LeaseRule) -> boo
     return any(pick(queue, rule))
 
 
-def _verdicts(connection: Connection, run_id: int) -> dict[int, dict[int, tuple[Any, ...]]]:
+def _scores(connection: Connection, run_id: int) -> dict[int, dict[int, tuple[Any, ...]]]:
     """Return, by finished group and rollout, what `_assess` reads and a new score changes."""
     own = rollouts.c
     columns = (own.group_id, own.id, own.reward, own.failure, own.hacked, own.reward_parts)
-    found: dict[int, dict[int, tuple[Any, ...]]] = {}
-    for group_id, id, *verdict in connection.execute(
+    scores: dict[int, dict[int, tuple[Any, ...]]] = {}
+    for group_id, id, *score in connection.execute(
         select(*columns).join_from(groups, rollouts).where(waiting(run_id) & (groups.c.state == "DONE"))
     ):
-        found.setdefault(group_id, {})[id] = tuple(verdict)
-    return found
+        scores.setdefault(group_id, {})[id] = tuple(score)
+    return scores
 
 
 @dataclass(frozen=True)

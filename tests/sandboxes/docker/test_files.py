@@ -4,15 +4,13 @@ import io
 import os
 import tarfile
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from sandboxes.base import SandboxError
 from sandboxes.docker.container import restore
-from sandboxes.docker.container.files import ContainerFiles, unpack
+from sandboxes.docker.container.files import unpack
 from sandboxes.docker.container.sandbox import DockerSandbox
-from sandboxes.docker.daemon import ContainerCommand
 from tests.sandboxes.docker.conftest import says
 from tests.sandboxes.docker.test_run import either
 
@@ -71,18 +69,11 @@ async def test_directories_are_copied_in_and_out(either: DockerSandbox, tmp_path
     assert not (tmp_path / "back/pipe").exists()
 
 
-async def test_a_directory_whose_name_is_no_utf_8_is_copied_in(tmp_path: Path) -> None:
+async def test_a_directory_whose_name_is_no_utf_8_is_copied_in(strict: DockerSandbox, tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path) + b"/\xff")
-    sent = bytearray()
-
-    async def execute(_: str, command: ContainerCommand, __: object) -> int:
-        assert command.stdin is not None
-        async for chunk in command.stdin:
-            sent.extend(chunk)
-        return 0
-
-    await ContainerFiles(Mock(execute=execute), "container", "agent").put(tmp_path, "/there")
-    assert sent.startswith(b"\xff\n\xff/")
+    (Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")) / "file").write_text("hi")
+    await strict.put(tmp_path, "odd")
+    assert await says(strict, "cat odd/*/file; python3 -c \"import os; print(os.listdir(b'odd'))\"") == "hi[b'\\xff']"
 
 
 async def test_what_cannot_be_copied_is_told(strict: DockerSandbox, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from aiodocker import DockerError
@@ -23,8 +22,7 @@ from aiohttp import web
 
 from sandboxes.base import Image, ImageError, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.image.build_context import digest, files, pack
-from sandboxes.docker.image.images import Images
+from sandboxes.docker.image.build_context import digest, files, pack, read_dockerfile
 from sandboxes.docker.warm_pool import WarmPool
 from sandboxes.host_files.walk import TreeError
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
@@ -240,14 +238,13 @@ def test_a_name_that_is_no_utf_8_is_hashed_and_packed(tmp_path: Path) -> None:
             assert {os.fsdecode(b"\xff"), os.fsdecode(b"\xff-link")} <= set(tar.getnames())
 
 
-async def test_a_large_dockerfile_is_not_read(tmp_path: Path) -> None:
-    images = Images(Mock(), "bb:1", router=Mock())
+async def test_a_large_dockerfile_is_not_read(sandboxes: DockerSandboxes, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").touch()
     os.truncate(tmp_path / "Dockerfile", 2 << 20)
+    with pytest.raises(TreeError, match="Dockerfile has more than 1 MiB"):
+        read_dockerfile(tmp_path / "Dockerfile")
     with pytest.raises(ImageError, match="Dockerfile has more than 1 MiB"):
-        await images._check_sources(tmp_path / "Dockerfile")
-    with pytest.raises(ImageError, match="Dockerfile has more than 1 MiB"):
-        await images.base(replace(SMALL, image=Image(context=tmp_path)))
+        await sandboxes.start(replace(SMALL, image=Image(context=tmp_path)))
 
 
 @pytest.mark.parametrize(
